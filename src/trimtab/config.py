@@ -1,0 +1,248 @@
+"""Configuration: one tree of frozen dataclasses, filled from a TOML file, then the environment, then arguments.
+
+A setting ``record.dir`` is ``[record] dir = "..."`` in the file, ``TRIMTAB_RECORD_DIR`` in the environment
+and ``record.dir=...`` as an argument; the later source wins. A job must not die of a typing error in its
+configuration, so :func:`load` returns what it could read together with one line for each problem; commands
+that watch no job turn these into an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+ENVIRONMENT_PREFIX = "TRIMTAB_"
+Granularity = Literal["step", "layer", "op"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordConfig:
+    """What each rank records, and where."""
+
+    enabled: bool = True
+    dir: str = "trimtab-run"
+    """Directory of the run's files; shared or local to each node."""
+    run_id: str = ""
+    """Name of the run, equal on all ranks; empty: from the launcher."""
+    granularity: Granularity = "layer"
+    """``step``: steps and communication; ``layer``: layers, too; ``op``: also the parts of a layer."""
+    every_steps: int = 1
+    """Sampling: start recording at every this many steps ..."""
+    for_steps: int = 1
+    """... and record this many of them."""
+    ring_events: int = 32_768
+    """Events held in memory between the training thread and the writer; more are dropped and counted."""
+    flush_seconds: float = 1.0
+    """The writer wakes at least this often."""
+    rotate_mb: int = 256
+    """A new file begins when this size is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How trimtab attaches to the training framework."""
+
+    name: Literal["auto", "megatron", "torch"] = "auto"
+    cpu_shim: bool = False
+    """Let stock Megatron-Core run without CUDA; for tests and the demo only."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulateConfig:
+    """Emulated devices: real arithmetic, padded to these durations in milliseconds (0: not padded)."""
+
+    enabled: bool = False
+    layer_forward_ms: float = 8.0
+    """Forward of one transformer layer; its backward takes ``backward_ratio`` times as long."""
+    backward_ratio: float = 2.0
+    embedding_ms: float = 1.0
+    output_ms: float = 4.0
+    """Forward of the output layer (final norm, logits)."""
+    optimizer_ms: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsConfig:
+    """Faults to inject, for tests and drills; none unless asked for."""
+
+    inject: tuple[str, ...] = ()
+    """Each ``kind:key=value,...``, for example ``slow_compute:rank=3,factor=1.5,steps=5-``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanConfig:
+    """When scan calls something a finding."""
+
+    warmup_steps: int = 1
+    """Steps at the start that are not judged, where at least three others remain."""
+    min_share: float = 0.01
+    """A finding costs at least this share of the step time, at the lower bound."""
+    stage_share: float = 0.05
+    """A stage that has more to do becomes a finding from this share on."""
+    confidence: float = 0.99
+    """Of the lower bound, before the correction for the number of ranks and operations looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole tree."""
+
+    record: RecordConfig = field(default_factory=RecordConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    emulate: EmulateConfig = field(default_factory=EmulateConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    scan: ScanConfig = field(default_factory=ScanConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and what was wrong with its sources, one line each."""
+
+    config: Config
+    problems: tuple[str, ...] = ()
+
+    def strict(self) -> Config:
+        """The configuration; raises ValueError with the problems, if there are any."""
+        if self.problems:
+            raise ValueError("\n".join(self.problems))
+        return self.config
+
+
+def load(
+    file: str | os.PathLike[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    arguments: Iterable[str] = (),
+) -> Loaded:
+    """Read a TOML ``file``, then ``environment`` (``TRIMTAB_SECTION_KEY``), then ``section.key=value`` arguments.
+
+    Whatever cannot be read keeps its default and is named in :attr:`Loaded.problems`.
+    """
+    problems: list[str] = []
+    config = Config()
+    if file is not None:
+        config = _apply(config, _read_toml(Path(file), problems), str(file), problems)
+    config = _apply(config, _from_environment(environment or {}), "environment", problems)
+    config = _apply(config, _from_arguments(arguments, problems), "arguments", problems)
+    return Loaded(config, tuple(problems))
+
+
+def _read_toml(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"{path}: cannot read the configuration ({error.strerror}); defaults are used")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{path}: not valid TOML ({error}); defaults are used")
+    return {}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for section, keys in _known().items():
+        for key in keys:
+            value = environment.get(f"{ENVIRONMENT_PREFIX}{section}_{key}".upper())
+            if value is not None:
+                tree.setdefault(section, {})[key] = value
+    return tree
+
+
+def _from_arguments(arguments: Iterable[str], problems: list[str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        section, dot, key = name.partition(".")
+        if not (equals and dot):
+            problems.append(f"arguments: {argument!r} is not of the form section.key=value")
+            continue
+        values = tree.setdefault(section.strip(), {})
+        if section == "faults" and key == "inject":  # a fault itself holds commas and equal signs
+            values.setdefault(key, []).append(value)
+        else:
+            values[key.strip()] = value
+    return tree
+
+
+def _known() -> dict[str, list[str]]:
+    return {part.name: [f.name for f in fields(getattr(Config(), part.name))] for part in fields(Config)}
+
+
+def _apply(config: Config, tree: Mapping[str, Any], source: str, problems: list[str]) -> Config:
+    known = _known()
+    for section, values in tree.items():
+        if section not in known:
+            problems.append(f"{source}: unknown section [{section}]{_hint(section, known)}; it is ignored")
+            continue
+        if not isinstance(values, Mapping):
+            problems.append(f"{source}: [{section}] must be a table; it is ignored")
+            continue
+        part = getattr(config, section)
+        types = get_type_hints(type(part))
+        changes: dict[str, Any] = {}
+        for key, value in values.items():  # pyright: ignore[reportUnknownVariableType]
+            where = f"{source}: {section}.{key}"
+            if key not in types:
+                problems.append(f"{where} is not a setting{_hint(str(key), known[section])}; it is ignored")
+                continue
+            try:
+                changes[str(key)] = _convert(value, types[str(key)])
+            except ValueError as error:
+                problems.append(f"{where} = {value!r}: {error}; the default is used")
+        config = replace(config, **{section: replace(part, **changes)})
+    return config
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _convert(value: Any, target: Any) -> Any:
+    """``value`` from TOML (typed) or from text, as ``target``; ValueError says what was expected."""
+    if get_origin(target) is Literal:
+        if value not in get_args(target):
+            raise ValueError(f"choose from {', '.join(map(str, get_args(target)))}")
+        return value
+    if get_origin(target) is tuple:
+        items = value if isinstance(value, (list, tuple)) else [v for v in str(value).split(";") if v]
+        return tuple(str(item) for item in items)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if target is bool:
+        return _boolean(value)
+    if isinstance(value, bool) or (target in (int, float) and isinstance(value, str) and not value.strip()):
+        raise ValueError(f"expected {target.__name__}")
+    if target is str:
+        return str(value)
+    try:
+        number = target(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"expected {target.__name__}") from None
+    if target is int and isinstance(value, float) and value != number:
+        raise ValueError("expected int")
+    if not number >= 0:  # also refuses NaN
+        raise ValueError("must not be negative")
+    return number
+
+
+def _boolean(value: Any) -> bool:
+    words = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise ValueError("expected true or false")
+
+
+assert all(is_dataclass(getattr(Config(), part.name)) for part in fields(Config))

@@ -1,0 +1,1 @@
+"""The recorder: what runs inside the training job, on every rank."""

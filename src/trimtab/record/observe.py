@@ -1,0 +1,64 @@
+"""What the engines tell whoever listens: the contract between a framework's hooks and their observers.
+
+An engine turns a framework's callbacks into calls on an :class:`Observer`. The emulated device and the span
+recorder are observers; several are combined by :class:`Observers`, in order on ``begin`` and ``end`` alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from trimtab.events import Kind
+
+
+class Call:
+    """One stretch of work on the compute stream: a layer's forward, its backward, an optimizer step.
+
+    ``state`` is free for observers: each stores what it needs between begin and end under its own key.
+    """
+
+    __slots__ = ("chunk", "kind", "layer", "microbatch", "name", "state")
+
+    def __init__(self, kind: Kind, name: str, layer: int = -1, microbatch: int = -1, chunk: int = -1) -> None:
+        self.kind = kind
+        self.name = name
+        self.layer = layer
+        self.microbatch = microbatch
+        self.chunk = chunk
+        self.state: dict[str, Any] = {}
+
+
+class Observer(Protocol):
+    """Receives what happens on one rank. Calls come from the training threads and must be quick."""
+
+    def step_begin(self, step: int) -> None:
+        """A training step begins (and the one before ends)."""
+
+    def begin(self, call: Call) -> None:
+        """Work is about to be launched."""
+
+    def end(self, call: Call) -> None:
+        """Work has been launched (on a CPU: has run)."""
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, parts: Sequence[Observer]) -> None:
+        self._parts = tuple(parts)
+
+    def step_begin(self, step: int) -> None:
+        """Tell all parts."""
+        for part in self._parts:
+            part.step_begin(step)
+
+    def begin(self, call: Call) -> None:
+        """Tell all parts."""
+        for part in self._parts:
+            part.begin(call)
+
+    def end(self, call: Call) -> None:
+        """Tell all parts."""
+        for part in self._parts:
+            part.end(call)
