@@ -1,0 +1,140 @@
+"""The whole scan: select steps, match, align, cut into lanes, replay, look for causes, price them, conclude."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimtab.config import ScanConfig
+from trimtab.scan import align, graph, lanes, match, measure, table, transfers
+from trimtab.scan.candidates import Context
+from trimtab.scan.causes import find
+from trimtab.scan.drawing import draw
+from trimtab.scan.measure import COMPUTE_CODES, others
+from trimtab.scan.model import Finding, FindingKind, Job, Report, StepTime, Verdict
+from trimtab.scan.plots import ReportPlots
+from trimtab.scan.price import price
+from trimtab.scan.replay import Replayer
+from trimtab.scan.stats import critical, noise
+from trimtab.scan.windows import windows
+from trimtab.traces.table import Trace
+
+LEAST_STEPS = 3
+"""Fewer judged steps decide nothing."""
+COARSE = 1.10
+"""Where no smaller slow-down of one rank than this could have been seen, no finding means nothing."""
+POOR_REPLAY = 0.1
+"""A replay further than this share from the actual step time is warned of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What a scan returns: the report, and what its figures are drawn from."""
+
+    report: Report
+    plots: ReportPlots
+
+
+def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
+    """Scan ``trace``. Raises ValueError, in one line, when it holds nothing that could be judged."""
+    config = config or ScanConfig()
+    data, warnings = table.build(trace, config.warmup_steps)
+    matches = match.match(data, trace.groups)
+    infos = [trace.ranks[int(rank)] for rank in data.ids]
+    clocks = align.align(data, matches, tuple(info.clock or f"rank {info.rank}" for info in infos))
+    data = data.shifted(clocks.offset, clocks.drift)
+    lane = lanes.build(data, matches)
+    seen = transfers.observe(data, matches, lane.nodes, clocks.largest_error_ns)
+    comm_of_row = np.full(len(data.rank), -1)
+    comm_of_row[matches.rows] = matches.comm
+    depend, seen = graph.build(lane.nodes, seen, graph.comm_of_posts(lane.nodes, comm_of_row))
+    replayer = Replayer(lane, depend, seen, data.steps.count)
+    measures = measure.measure(data, lane.pieces)
+    context = Context(data, measures, seen, config, lane.nodes.comm_row[seen.node])
+    actual = replayer.run()
+    ideal = replayer.run(*measure.ideal_scales(data, measures, seen))
+    priced = price(
+        context,
+        replayer,
+        find(context) if data.steps.count >= LEAST_STEPS else [],
+        actual,
+        ideal.step_ns / 1e9,
+        clocks.largest_error_ns / 1e9,
+        tuple(info.host for info in infos),
+    )
+    step_time = StepTime(data.steps.mean_seconds(), actual.step_ns / 1e9, ideal.step_ns / 1e9)
+    smallest = _smallest_detectable(context)
+    if depend.dropped:
+        warnings.append(f"{depend.dropped} communications contradict each other's order and were left unmatched")
+    if abs(step_time.replayed / step_time.actual - 1) > POOR_REPLAY:
+        warnings.append(
+            f"the replay gives {step_time.replayed:.4f} s a step, the run took {step_time.actual:.4f} s: "
+            "something that the trace does not show takes part; read costs with care"
+        )
+    report = Report(
+        verdict=_verdict(priced.findings, data.steps.count, smallest),
+        job=Job(
+            world_size=trace.world_size,
+            steps=data.steps.count,
+            topology=trace.topology.as_dict() if trace.topology else None,
+            sources=trace.sources,
+            device="+".join(sorted({info.device for info in infos})),
+            run_id=trace.run_id,
+            oversubscribed=sum(info.oversubscribed for info in infos),
+        ),
+        clock=clocks.summary(),
+        matching=matches.summary(),
+        step_time_s=step_time,
+        slowdown=step_time.replayed / step_time.ideal if step_time.ideal > 0 else 1.0,
+        findings=priced.findings,
+        what_if=priced.what_if,
+        windows=windows(data, lane.nodes, seen),
+        victims=priced.victims,
+        missing_ranks=trace.missing_ranks,
+        dropped_events=sum(info.dropped for info in infos),
+        smallest_detectable=smallest,
+        warnings=(*trace.warnings, *warnings, *_missing(trace)),
+    )
+    return Analysis(report, draw(context, replayer, actual, clocks.error_ns))
+
+
+def _missing(trace: Trace) -> Sequence[str]:
+    missing = trace.missing_ranks
+    if not missing:
+        return ()
+    shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    return (
+        f"no file of rank{'s' if len(missing) > 1 else ''} {shown}: they are judged by nobody, "
+        "and who waits for them cannot be told",
+    )
+
+
+def _verdict(findings: Sequence[Finding], steps: int, smallest: float | None) -> Verdict:
+    """One word; imbalance only if the work is all that is uneven."""
+    if findings:
+        work = (FindingKind.SLOW_STAGE, FindingKind.WORKLOAD_IMBALANCE)
+        return Verdict.IMBALANCE if all(f.kind in work for f in findings) else Verdict.STRAGGLER
+    if steps < LEAST_STEPS or smallest is None or smallest > COARSE:
+        return Verdict.INCONCLUSIVE
+    return Verdict.HEALTHY
+
+
+def _smallest_detectable(context: Context) -> float | None:
+    """Smallest lasting slow-down of one rank's compute that would have become a finding, as a ratio."""
+    measures = context.measures
+    compute = measures.of(COMPUTE_CODES)
+    ranks, steps = measures.shape
+    if steps < LEAST_STEPS:
+        return None
+    alone = measures.peers.alone
+    usual = np.where(alone[:, None], np.median(compute, axis=1, keepdims=True), others(compute, measures.peers.group))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x = np.log(compute / usual)
+    scale = noise(np.where(np.isfinite(x), x, 0.0), 1e-3)
+    share = float(np.median(compute) / measures.step_s)
+    if not np.isfinite(scale.sigma) or share <= 0:
+        return None
+    z = critical(scale, context.config.confidence, context.looks(ranks))
+    return float(np.exp(z * scale.sigma / np.sqrt(steps)) * (1 + context.config.min_share / share))

@@ -1,0 +1,135 @@
+"""Time on the host: data loading, garbage collection, and stalls that leave the device idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from trimtab.events import Kind
+from trimtab.scan.arrays import Floats, Ints
+from trimtab.scan.candidates import Candidate, Context, describe_ranks, describe_steps
+from trimtab.scan.causes.hiccups import hiccup_share, rotating
+from trimtab.scan.causes.workload import Workload
+from trimtab.scan.measure import others
+from trimtab.scan.model import FindingKind, Pattern
+from trimtab.scan.stats import Noise, Stretch, noise, stretches
+from trimtab.scan.table import CODE
+
+LEAST_NOISE = 5e-4
+"""Floor for the noise of host time, as a share of the step time."""
+RARE = 0.5
+"""What concerns less than this share of the steps between its first and last is called transient."""
+
+
+def host_cause(kind: FindingKind, work: Kind, words: str) -> Callable[[Context, Workload], list[Candidate]]:
+    """A cause that is time on the host: the rank's own beyond its peers', or, where nobody has any, at all."""
+
+    def cause(context: Context, workload: Workload) -> list[Candidate]:
+        del workload
+        measures = context.measures
+        seconds = measures.of((CODE[work],))
+        reference = others(seconds, measures.peers.group)
+        alone = measures.peers.alone
+        if alone.any():
+            # Without peers any rank's median will do: host work is of the same sort everywhere.
+            reference = np.where(alone[:, None], np.median(seconds, axis=0), reference)
+        x = (seconds - reference) / measures.step_s
+        scale = noise(x, LEAST_NOISE)
+        found = stretches(x, scale)
+        out = []
+        for rank, stretch in enumerate(found):
+            if stretch is not None and context.bound(stretch, scale, len(found)) > 0:
+                out.append(_host_candidate(context, kind, work, words, rank, stretch, scale, seconds, reference))
+        out += rotating(context, kind, x, scale, out, (CODE[work],))
+        if not out and kind != FindingKind.HOST_STALL:
+            out += _everywhere(context, kind, work, words)
+        return out
+
+    return cause
+
+
+def _host_candidate(
+    context: Context,
+    kind: FindingKind,
+    work: Kind,
+    words: str,
+    rank: int,
+    stretch: Stretch,
+    scale: Noise,
+    seconds: Floats,
+    reference: Floats,
+) -> Candidate:
+    measures = context.measures
+    steps = slice(stretch.first, stretch.last + 1)
+    mine, usual = float(seconds[rank, steps].mean()), float(reference[rank, steps].mean())
+    pieces = np.flatnonzero(
+        measures.mask((CODE[work],))
+        & (measures.pieces.rank == rank)
+        & (measures.pieces.step >= stretch.first)
+        & (measures.pieces.step <= stretch.last)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fix = np.clip(reference[rank] / seconds[rank], 0.0, 1.0)
+    fix = np.where(np.isfinite(fix), fix, 1.0)
+    hit = (seconds[rank, steps] - reference[rank, steps]) > 0.5 * stretch.mean * measures.step_s
+    count = int(hit.sum())
+    return Candidate(
+        kind=kind,
+        ranks=np.array([rank]),
+        certain=context.bound(stretch, scale, measures.shape[0]),
+        confidence=context.confidence(stretch, scale, measures.shape[0]),
+        ratio=float(1 + max(0.0, mine - usual) / measures.step_s),
+        first=stretch.first,
+        last=stretch.last,
+        ops=(work.value,),
+        evidence=(
+            f"{words} takes {mine * 1e3:.1f} ms a step against {usual * 1e3:.1f} ms on its peers, "
+            f"{describe_steps(context, stretch.first, stretch.last)}",
+            *_names(context, pieces),
+        ),
+        pieces=pieces,
+        piece_fix=fix[measures.pieces.step[pieces]],
+        stage=measures.peers.stage[measures.peers.group[rank]],
+        pattern=Pattern.TRANSIENT if count < RARE * stretch.length else None,
+        least_share=hiccup_share(context, count),
+    )
+
+
+def _names(context: Context, pieces: Ints) -> list[str]:
+    """The spans that the user named over this time, if there are any."""
+    table, chosen = context.table, context.measures.pieces
+    rows = chosen.row[pieces]
+    user = pieces[(rows >= 0) & (table.kind[np.maximum(rows, 0)] == CODE[Kind.USER])]
+    if not len(user):
+        return []
+    names = table.name[chosen.row[user]]
+    time = np.bincount(np.maximum(names, 0), weights=chosen.duration[user])
+    return [f"most of it within the user's span {table.names[int(time.argmax())]!r}"]
+
+
+def _everywhere(context: Context, kind: FindingKind, work: Kind, words: str) -> list[Candidate]:
+    """Time that no rank should need, spent on all: worth naming from the share of a heavy stage on."""
+    measures = context.measures
+    seconds = measures.of((CODE[work],))
+    pieces = np.flatnonzero(measures.mask((CODE[work],)))
+    share = float(np.median(seconds, axis=1).max() / measures.step_s) if seconds.size else 0.0
+    if share < context.config.stage_share:
+        return []
+    ranks = np.flatnonzero(np.median(seconds, axis=1) > 0.5 * share * measures.step_s)
+    return [
+        Candidate(
+            kind=kind,
+            ranks=ranks,
+            certain=1.0,
+            confidence=context.config.confidence,
+            ratio=1 + share,
+            first=0,
+            last=len(context.steps) - 1,
+            ops=(work.value,),
+            evidence=(f"{words} takes {share:.0%} of the step time on {describe_ranks(context, ranks)}",),
+            pieces=pieces,
+            piece_fix=np.zeros(len(pieces)),
+            least_share=context.config.stage_share,
+        )
+    ]

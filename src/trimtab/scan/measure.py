@@ -1,0 +1,156 @@
+"""How long each rank worked on what, and what its peers needed for the same: the numbers that causes compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimtab.events import COMPUTE_KINDS, Kind
+from trimtab.scan.arrays import Bools, Floats, Ints, factorize, medians, sums
+from trimtab.scan.lanes import Pieces
+from trimtab.scan.table import CODE, KINDS, Table
+from trimtab.scan.transfers import Transfers
+
+COMPUTE_CODES = tuple(CODE[kind] for kind in COMPUTE_KINDS)
+PASS_CODES = tuple(CODE[kind] for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.WGRAD, Kind.RECOMPUTE))
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Which ranks do the same work: those of one pipeline stage, by coordinates or by the layers they run."""
+
+    group: Ints
+    """By dense rank."""
+    stage: tuple[int | None, ...]
+    """Pipeline stage of each group, None where coordinates are not known."""
+    replica: Ints
+    """Data parallel replica of each rank: ranks of one work on the same microbatches."""
+
+    @property
+    def count(self) -> int:
+        """Number of groups."""
+        return len(self.stage)
+
+    @property
+    def alone(self) -> Bools:
+        """Ranks without any peer."""
+        return np.bincount(self.group, minlength=self.count)[self.group] == 1
+
+
+def peers_of(table: Table) -> Peers:
+    """Peers by coordinates if every rank has them, else by the set of (chunk, layer) a rank runs forward."""
+    known = [at for at in table.coordinates if at is not None]
+    if len(known) == table.ranks:
+        stages = sorted({at.pp for at in known})
+        group = np.array([stages.index(at.pp) for at in known], dtype=np.int64)
+        replica, _ = factorize(np.array([at.dp for at in known]), np.array([at.cp for at in known]))
+        return Peers(group, tuple(stages), replica)
+    forward = table.kind == CODE[Kind.FORWARD]
+    signature: dict[bytes, int] = {}
+    group = np.zeros(table.ranks, dtype=np.int64)
+    for rank in range(table.ranks):
+        mine = forward & (table.rank == rank)
+        key = np.unique(np.stack([table.chunk[mine], table.layer[mine]]), axis=1).tobytes()
+        group[rank] = signature.setdefault(key, len(signature))
+    return Peers(group, (None,) * len(signature), np.arange(table.ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Seconds by kind of work, and the pieces they are made of."""
+
+    pieces: Pieces
+    peers: Peers
+    seconds: Floats
+    """kinds x ranks x steps."""
+    cell: Ints
+    """By piece: flat index into ranks x steps."""
+    step_s: float
+    """Mean step time."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(ranks, steps)."""
+        return self.seconds.shape[1], self.seconds.shape[2]
+
+    def of(self, codes: tuple[int, ...]) -> Floats:
+        """Seconds spent on the kinds ``codes``, ranks x steps."""
+        return self.seconds[list(codes)].sum(axis=0)
+
+    def mask(self, codes: tuple[int, ...]) -> Bools:
+        """Pieces of the kinds ``codes``."""
+        return np.isin(self.pieces.kind, codes)
+
+
+def measure(table: Table, pieces: Pieces) -> Measures:
+    """Sum the pieces by kind, rank and step."""
+    ranks, steps = table.ranks, table.steps.count
+    cell = pieces.rank * steps + pieces.step
+    flat = sums(pieces.kind * ranks * steps + cell, pieces.duration, len(KINDS) * ranks * steps)
+    seconds = flat.reshape(len(KINDS), ranks, steps) / 1e9
+    return Measures(pieces, peers_of(table), seconds, cell, table.steps.mean_seconds())
+
+
+def others(x: Floats, group: Ints) -> Floats:
+    """For each rank and step the median of ``x`` over its peers, itself left out; NaN without peers."""
+    out = np.full(x.shape, np.nan)
+    for part in np.unique(group):
+        members = np.flatnonzero(group == part)
+        n = len(members)
+        if n < 2:
+            continue
+        ordered = np.sort(x[members], axis=0)
+        rank_of = np.argsort(np.argsort(x[members], axis=0, kind="stable"), axis=0)
+        low, high = (n - 2) // 2, (n - 1) // 2  # of the n - 1 that remain
+        out[members] = (
+            np.take_along_axis(ordered, low + (rank_of <= low), axis=0)
+            + np.take_along_axis(ordered, high + (rank_of <= high), axis=0)
+        ) / 2
+    return out
+
+
+def instance_of(table: Table, pieces: Pieces) -> tuple[Ints, Ints]:
+    """Instances of work: (rank, step, kind, chunk, microbatch). Id by piece, and one piece of each instance."""
+    row = np.maximum(pieces.row, 0)
+    known = pieces.row >= 0
+    return factorize(
+        pieces.kind,
+        pieces.rank,
+        pieces.step,
+        np.where(known, table.chunk[row], -1),
+        np.where(known, table.microbatch[row], -1),
+    )
+
+
+def ideal_scales(table: Table, measures: Measures, transfers: Transfers) -> tuple[Floats, Floats]:
+    """Factors that turn the run into the ideal one, for pieces and for transfers.
+
+    Each instance of compute takes the mean time of all instances of its kind, over ranks, stages, microbatches
+    and steps; each transfer the median of its class; host work no more than the median of its peers
+    (the what-if of ByteDance's straggler study, arXiv 2505.05713).
+    """
+    pieces = measures.pieces
+    instance, first = instance_of(table, pieces)
+    total = sums(instance, pieces.duration, len(first))
+    kind = pieces.kind[first]
+    count = np.maximum(1, np.bincount(kind, minlength=len(KINDS)))
+    mean = sums(kind, total, len(KINDS)) / count
+    scale = (mean[kind] / np.maximum(total, 1))[instance]
+    host = ~measures.mask(COMPUTE_CODES)
+    usual = _usual_host(measures)
+    spent = measures.seconds[pieces.kind, pieces.rank, pieces.step]
+    scale = np.where(host, np.minimum(1.0, usual[pieces.kind, pieces.rank] / np.maximum(spent, 1e-12)), scale)
+    typical = medians(transfers.cls, transfers.duration, int(transfers.cls.max(initial=-1)) + 1)[transfers.cls]
+    return scale, np.where(transfers.duration > 0, typical / np.maximum(transfers.duration, 1.0), 1.0)
+
+
+def _usual_host(measures: Measures) -> Floats:
+    """Median seconds of each kind over a rank's peer group and all steps (kinds x ranks)."""
+    group = measures.peers.group
+    out = np.zeros(measures.seconds.shape[:2])
+    for part in range(measures.peers.count):
+        members = group == part
+        median = np.median(measures.seconds[:, members].reshape(len(KINDS), -1), axis=1)
+        out[:, members] = median[:, None]
+    return out

@@ -1,0 +1,98 @@
+"""Replay a run: when would each rank have been where, had the work or the transfers taken other times?
+
+t(node) = t(lane predecessor) + local work, and a DONE also waits for its hub: max(that, t(hub) + transfer);
+t(hub) = the latest arrival. Several scenarios are replayed at once, one column each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimtab.scan.arrays import Floats, Ints
+from trimtab.scan.graph import Graph
+from trimtab.scan.lanes import BEGIN, FINISH, Lanes
+from trimtab.scan.transfers import Transfers
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Times of one replay, in nanoseconds."""
+
+    time: Floats
+    """By vertex."""
+    step_ns: float
+    """Mean step time: from the first rank's begin to the last rank's finish, by the number of steps."""
+    waited: Floats
+    """By transfer: how long the lane stood still."""
+
+
+class Replayer:
+    """Replays of one run under different durations."""
+
+    def __init__(self, lanes: Lanes, graph: Graph, transfers: Transfers, steps: int) -> None:
+        self.lanes, self.graph, self.transfers, self.steps = lanes, graph, transfers, steps
+        nodes = lanes.nodes
+        self._spent = np.zeros(len(nodes.time))
+        self._spent[transfers.node] = transfers.spent
+        self._piece_ns = lanes.pieces.duration.astype(np.float64)
+        first = graph.previous < 0
+        self._roots = np.flatnonzero(first & (graph.node_of_vertex >= 0))
+        self._root_time = nodes.time[graph.node_of_vertex[self._roots]].astype(np.float64)
+        self._begin = graph.vertex_of_node[nodes.type == BEGIN]
+        self._finish = graph.vertex_of_node[nodes.type == FINISH]
+        self._done = graph.vertex_of_node[transfers.node]
+        self._lane = np.flatnonzero(graph.node_of_vertex >= 0)
+
+    def run(self, piece_scale: Floats | float = 1.0, transfer_scale: Floats | float = 1.0) -> Replayed:
+        """Replay with every piece of work and every transfer multiplied by its factor."""
+        graph, transfers = self.graph, self.transfers
+        work = self._work(piece_scale)
+        delay = np.zeros(len(work))
+        delay[self._done] = transfers.duration * transfer_scale
+        time = np.zeros(len(work))
+        time[self._roots] = self._root_time
+        before = np.maximum(graph.previous, 0)
+        awaited, posts, offset = graph.awaited, graph.posts, graph.post_offset
+        for level in graph.levels[1:]:  # the first level holds the roots and nothing else
+            a, b, c, d = level.first, level.done, level.hub, level.stop
+            if b > a:
+                time[a:b] = time[before[a:b]] + work[a:b]
+            if c > b:
+                np.maximum(time[before[b:c]] + work[b:c], time[awaited[b:c]] + delay[b:c], out=time[b:c])
+            if d > c:
+                arrivals = time[posts[level.posts : offset[d]]]
+                time[c:d] = np.maximum.reduceat(arrivals, offset[c:d] - level.posts)
+        reached = time[before[self._done]] + work[self._done]
+        span = time[self._finish].max() - self._root_time.min()
+        return Replayed(time, span / self.steps, np.maximum(0.0, time[self._done] - reached))
+
+    def _work(self, piece_scale: Floats | float) -> Floats:
+        """Local work before each vertex."""
+        pieces = self.lanes.pieces
+        by_node = np.bincount(pieces.edge, weights=self._piece_ns * piece_scale, minlength=len(self._spent))
+        out = np.zeros(len(self.graph.previous))
+        out[self._lane] = (by_node + self._spent)[self.graph.node_of_vertex[self._lane]]
+        return out
+
+    def critical_path(self, replayed: Replayed) -> Ints:
+        """Lane edges (as their end nodes) of the longest chain, last first: waiting is never on it."""
+        graph, time = self.graph, replayed.time
+        work = self._work(1.0)
+        vertex = int(self._finish[np.argmax(time[self._finish])])
+        path: list[int] = []
+        while True:
+            previous = int(graph.previous[vertex])
+            if graph.node_of_vertex[vertex] < 0:
+                first, stop = graph.post_offset[vertex], graph.post_offset[vertex + 1]
+                arrivals = graph.posts[first:stop]
+                vertex = int(arrivals[np.argmax(time[arrivals])])
+                continue
+            if previous < 0:
+                return np.array(path, dtype=np.int64)
+            if graph.awaited[vertex] >= 0 and time[previous] + work[vertex] < time[vertex] - 0.5:
+                vertex = int(graph.awaited[vertex])
+                continue
+            path.append(int(graph.node_of_vertex[vertex]))
+            vertex = previous
