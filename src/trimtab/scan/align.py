@@ -9,6 +9,7 @@ connects are tied by messages in both directions (smallest delay each way, as NT
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,7 @@ class _Anchors:
     count: int
 
 
-def align(table: Table, matches: Matches, clocks: tuple[str, ...]) -> Alignment:
+def align(table: Table, matches: Matches, clocks: Sequence[str]) -> Alignment:
     """Solve for the clocks; ``clocks`` names the clock domain of each rank (dense index)."""
     names = sorted(set(clocks))
     of_rank = np.array([names.index(name) for name in clocks], dtype=np.int64)
@@ -128,8 +129,8 @@ def _components(anchors: _Anchors, clocks: int) -> Ints:
     links = sparse.coo_matrix(
         (np.ones(len(anchors.clock)), (anchors.clock, clocks + anchors.moment)), shape=(size, size)
     )
-    _, labels = connected_components(links, directed=False)
-    return np.asarray(labels)[:clocks].astype(np.int64)
+    labels: Ints = connected_components(links, directed=False)[1]  # pyright: ignore[reportOptionalSubscript]
+    return labels[:clocks].astype(np.int64)
 
 
 def _solve_component(

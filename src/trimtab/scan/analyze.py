@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab.config import ScanConfig
-from trimtab.scan import align, graph, lanes, match, measure, table, transfers
+from trimtab.scan import graph, lanes, match, measure, table, transfers
 from trimtab.scan.candidates import Context
 from trimtab.scan.causes import find
 from trimtab.scan.drawing import draw
+from trimtab.scan.jumps import align_with_jumps
 from trimtab.scan.measure import COMPUTE_CODES, others
 from trimtab.scan.model import Finding, FindingKind, Job, Report, StepTime, Verdict
 from trimtab.scan.plots import ReportPlots
@@ -23,7 +24,7 @@ from trimtab.traces.table import Trace
 
 LEAST_STEPS = 3
 """Fewer judged steps decide nothing."""
-COARSE = 1.10
+COARSE = 1.15
 """Where no smaller slow-down of one rank than this could have been seen, no finding means nothing."""
 POOR_REPLAY = 0.1
 """A replay further than this share from the actual step time is warned of."""
@@ -43,7 +44,8 @@ def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
     data, warnings = table.build(trace, config.warmup_steps)
     matches = match.match(data, trace.groups)
     infos = [trace.ranks[int(rank)] for rank in data.ids]
-    clocks = align.align(data, matches, tuple(info.clock or f"rank {info.rank}" for info in infos))
+    data, clocks, jumps = align_with_jumps(data, matches, [info.clock or f"rank {info.rank}" for info in infos])
+    warnings += jumps
     data = data.shifted(clocks.offset, clocks.drift)
     lane = lanes.build(data, matches)
     seen = transfers.observe(data, matches, lane.nodes, clocks.largest_error_ns)

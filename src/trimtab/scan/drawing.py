@@ -83,10 +83,10 @@ def _timeline(context: Context, replayer: Replayer, step: int) -> tuple[Segment,
     for piece in mine[:MOST_SEGMENTS]:
         kind, row = KINDS[pieces.kind[piece]], int(pieces.row[piece])
         category = _CATEGORY.get(kind, Category.OTHER)
-        start = (int(pieces.start[piece]) - origin) / 1e9
-        label = _label(context, row)
-        out.append(
-            Segment(int(table.ids[pieces.rank[piece]]), start, start + pieces.duration[piece] / 1e9, category, label)
+        start = int(pieces.start[piece]) - origin
+        end = start + int(pieces.duration[piece])
+        rank = int(table.ids[pieces.rank[piece]])
+        out.append(Segment(rank, start / 1e9, end / 1e9, category, _label(context, row)))
         )
     return tuple(out + _communication(context, replayer, step, shown, origin))
 

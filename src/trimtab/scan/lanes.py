@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab.events import COMPUTE_KINDS, Kind
-from trimtab.scan.arrays import Bools, Ints, composite
+from trimtab.scan.arrays import Bools, Ints, composite, split
 from trimtab.scan.match import Matches
 from trimtab.scan.table import CODE, COMM_CODES, Table
 
@@ -95,7 +95,7 @@ def _nodes(table: Table, matches: Matches) -> Nodes:
     kept = (time >= steps.begin[rank, 0]) & (time <= last)
     rank, time, kind, comm, blocked = rank[kept], time[kept], kind[kept], comm[kept], blocked[kept]
     # A communication of no duration is reached before it is done, and a lane finishes after everything else.
-    order = np.lexsort((kind, np.where(kind == DONE, blocked, time), time, rank))
+    order = np.lexsort((kind, np.where(kind == DONE, blocked, time), composite(rank, time)))
     rank, time, kind, comm, blocked = rank[order], time[order], kind[order], comm[order], blocked[order]
     return Nodes(rank, time, kind, comm, np.minimum(blocked, time), _step_index(table, rank, time))
 
@@ -139,7 +139,7 @@ def _paint(table: Table, rows: Ints) -> _Painted:
     opens = np.r_[np.ones(n, dtype=np.int64), np.zeros(n, dtype=np.int64)]
     # At equal times: ends before starts; inner ends first (latest begin), outer starts first (latest end).
     inner = np.r_[-end, -begin]
-    order = np.lexsort((inner, opens, time, both))
+    order = np.lexsort((inner, (composite(both, time) << 1) | opens))
     both, time, opens = both[order], time[order], opens[order]
     who = np.r_[rows, rows][order]
     depth = np.cumsum(np.where(opens == 1, 1, -1))
@@ -162,8 +162,9 @@ def _pieces(table: Table, nodes: Nodes) -> Pieces:
     beside = _paint(table, np.flatnonzero(host & ~merged))
     rank = np.concatenate([nodes.rank, device.rank, beside.rank])
     time = np.concatenate([nodes.time, device.start, beside.start])
-    moments = np.unique(composite(rank, time))
-    rank, time = _split(moments)
+    moments = np.sort(composite(rank, time))
+    moments = moments[np.r_[True, moments[1:] != moments[:-1]]]
+    rank, time = split(moments)
     row = _label_at(device, moments)
     row = np.where(row < 0, _label_at(beside, moments), row)
     keys = composite(nodes.rank, nodes.time)
@@ -180,20 +181,13 @@ def _pieces(table: Table, nodes: Nodes) -> Pieces:
     return Pieces(rank, nodes.step[edge - 1], kind, row, time, duration, edge)
 
 
-def _split(moments: Ints) -> tuple[Ints, Ints]:
-    """(rank, time) of composite keys."""
-    half = 1 << 47
-    rank = moments >> 48
-    return rank, moments - (rank << 48) - half
-
-
 def _label_at(painted: _Painted, moments: Ints) -> Ints:
     """Innermost row at each moment, -1 where nothing is painted on that rank."""
     if not len(painted.start):
         return np.full(len(moments), -1)
     keys = composite(painted.rank, painted.start)
     at = np.searchsorted(keys, moments, side="right") - 1
-    same = (at >= 0) & (painted.rank[np.maximum(at, 0)] == moments >> 48)
+    same = (at >= 0) & (painted.rank[np.maximum(at, 0)] == split(moments)[0])
     return np.where(same, painted.row[np.maximum(at, 0)], -1)
 
 

@@ -54,7 +54,7 @@ class ReportPlots:
     """Seconds a step that each rank spends waiting for others."""
     clock_error_us_by_rank: dict[int, float] = field(default_factory=dict[int, float])
     step_time_s: dict[int, float] = field(default_factory=dict[int, float])
-    """Time of each step, warm-up included."""
+    """Time of each judged step."""
 
     def __post_init__(self) -> None:
         expected = (len(self.heatmap_ranks), len(self.heatmap_steps))

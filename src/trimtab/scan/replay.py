@@ -66,7 +66,7 @@ class Replayer:
                 time[c:d] = np.maximum.reduceat(arrivals, offset[c:d] - level.posts)
         reached = time[before[self._done]] + work[self._done]
         span = time[self._finish].max() - self._root_time.min()
-        return Replayed(time, span / self.steps, np.maximum(0.0, time[self._done] - reached))
+        return Replayed(time, float(span) / self.steps, np.maximum(0.0, time[self._done] - reached))
 
     def _work(self, piece_scale: Floats | float) -> Floats:
         """Local work before each vertex."""

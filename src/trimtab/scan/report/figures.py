@@ -176,8 +176,8 @@ def step_times(plots: ReportPlots) -> Figure | None:
         "hovertemplate": "step %{x}: %{y:.2f} ms<extra></extra>",
     }
     caption = (
-        "How long each step took, warm-up included. The first steps of a run are often longer; they are not judged. "
-        "A jump that stays is an onset."
+        "How long each judged step took; the first steps of a run are often longer and left out. A jump that stays is "
+        "an onset."
     )
     layout = {
         "xaxis": _axis("step"),
@@ -190,7 +190,7 @@ def step_times(plots: ReportPlots) -> Figure | None:
 def clock_error(plots: ReportPlots) -> Figure | None:
     """How far each rank's clock may be off."""
     errors = {rank: error for rank, error in plots.clock_error_us_by_rank.items() if math.isfinite(error)}
-    if not errors:
+    if not any(errors.values()):  # none, or all ranks read one clock
         return None
     every = sorted(errors)
     ranks = [every[row] for row in _worst_rows(np.array([errors[rank] for rank in every]), _MOST_BARS)]

@@ -1,6 +1,6 @@
 """The report as one self-contained HTML file: no network, no other files, light and dark.
 
-plotly.js (MIT; its licence notice is part of its source) is written into the page. A content security policy
+plotly.js is written into the page, together with its licence (MIT). A content security policy
 in the page forbids every connection, so a hostile trace cannot make a reader's browser talk to anyone.
 """
 
@@ -42,6 +42,7 @@ def render(report: Report, plots: ReportPlots | None = None) -> str:
         "style": _asset("page.css"),
         "script": _script(_asset("page.js")),
         "plotly": _script(_plotly_js()) if drawn else "",
+        "licence": _asset("plotly-licence.txt") if drawn else "no other software in this page",
         "data": _json([{"name": f.name, "traces": f.traces, "layout": f.layout} for f in drawn]),
     }
     return _HOLE.sub(lambda hole: parts[hole[1]], _asset("page.html"))
@@ -105,7 +106,7 @@ def _finding(finding: Finding) -> str:
         ("costs", f"{seconds(finding.seconds_lost_per_step)} a step"),
         ("share of what is lost", percent(finding.share_of_slowdown)),
         ("when", wording.when(finding)),
-        ("confidence", percent(finding.confidence)),
+        ("confidence", wording.sureness(finding.confidence)),
     ]
     if math.isfinite(finding.ratio):
         facts.append(("time taken over time expected", times(finding.ratio)))
@@ -152,15 +153,16 @@ def _what_if(report: Report) -> str:
 
 
 def _victims(report: Report) -> str:
+    groups = wording.waiting(report.victims)
     note = "Ranks that wait for others. They look late in their communications, but nothing is wrong with them."
-    left = len(report.victims) - _MOST_VICTIMS
+    left = sum(len(group.ranks) for group in groups[_MOST_VICTIMS:])
     return _table(
         "Victims",
-        note + (f" Shown are {_MOST_VICTIMS}; report.json has {left:,} more." if left > 0 else ""),
-        ("rank", "waits for", "waits a step"),
+        note + (f" {left:,} more ranks are in report.json." if left else ""),
+        ("ranks", "wait for", "wait a step"),
         (
-            (str(victim.rank), wording.rank_list(victim.waits_for), seconds(victim.seconds_waited_per_step))
-            for victim in report.victims[:_MOST_VICTIMS]
+            (wording.rank_list(group.ranks, 32), wording.rank_list(group.waits_for), group.waits)
+            for group in groups[:_MOST_VICTIMS]
         ),
     )
 
@@ -171,23 +173,18 @@ def _warnings(report: Report) -> str:
 
 
 def _facts(report: Report) -> str:
-    job, clock, matching, windows = report.job, report.clock, report.matching, report.windows
-    error = clock.error_us
+    job, matching, windows = report.job, report.matching, report.windows
     rows = [
         ("run", job.run_id or "unnamed"),
         ("ranks", f"{job.world_size} ({wording.layout(job)})"),
         ("steps judged", str(job.steps)),
         ("devices", _DEVICES.get(job.device, job.device)),
-        ("clocks", "aligned" if clock.aligned else "not aligned"),
-        ("clock error", f"{wording.microseconds(error.p50)} median, {wording.microseconds(error.max)} at most"),
-        ("clock anchors", f"{clock.anchors:,} communications"),
+        ("clocks", wording.clocks(report.clock)),
         ("communications matched", f"{matching.matched:,}, {matching.unmatched:,} not"),
         ("complete on every rank", percent(matching.confidence)),
         ("PP send window", seconds(windows.pp_send_s) if windows.pp_send_s is not None else "not measured"),
         ("DP reduce window", seconds(windows.dp_reduce_s) if windows.dp_reduce_s is not None else "not measured"),
     ]
-    if clock.unconnected:
-        rows.append(("clocks not connected", wording.ranks_named(clock.unconnected)))
     listed = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in rows)
     sources = "".join(f"<li>{_text(source)}</li>" for source in job.sources[:_MOST_SOURCES])
     left = len(job.sources) - _MOST_SOURCES

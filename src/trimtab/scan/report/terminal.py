@@ -55,7 +55,7 @@ def _grid() -> Table:
 
 def _facts(report: Report) -> Table:
     grid = _grid()
-    job, clock, step = report.job, report.clock, report.step_time_s
+    job, step = report.job, report.step_time_s
     device = {"cpu": "CPU", "cuda": "GPU", "emulated": "emulated devices (compute padded to a set time)"}
     shown = device.get(job.device, clean(job.device))
     ranks = f"{job.world_size} rank{'s' if job.world_size > 1 else ''}"
@@ -67,12 +67,7 @@ def _facts(report: Report) -> Table:
             f"slowdown {times(report.slowdown)}"
         ),
     )
-    error = (
-        f"error {wording.microseconds(clock.error_us.p50)} median, {wording.microseconds(clock.error_us.max)} at most"
-    )
-    state = "aligned" if clock.aligned else "not aligned"
-    lost = f"; {wording.ranks_named(clock.unconnected)} not connected" if clock.unconnected else ""
-    grid.add_row("clocks", Text(f"{state}, {error}, {clock.anchors} anchors{lost}"))
+    grid.add_row("clocks", Text(wording.clocks(report.clock)))
     matching = report.matching
     grid.add_row(
         "matching",
@@ -101,7 +96,7 @@ def _finding(number: int, finding: Finding, console: Console) -> None:
         grid.add_row("host", Text(clean(finding.host)))
     if finding.ops:
         grid.add_row("in", Text(", ".join(clean(op) for op in finding.ops)))
-    grid.add_row("sure", Text(percent(finding.confidence)))
+    grid.add_row("sure", Text(wording.sureness(finding.confidence)))
     for index, line in enumerate(finding.evidence):
         grid.add_row("" if index else "evidence", Text(clean(line)))
     console.print(Padding(grid, (0, 0, 0, 3), expand=False))
@@ -126,13 +121,13 @@ def _victims(report: Report, console: Console) -> None:
         return
     console.print()
     _print(console, Text("Waiting for others, and doing nothing wrong", "italic"))
-    for victim in report.victims[:_MOST_ROWS]:
-        waited = seconds(victim.seconds_waited_per_step)
-        _print(
-            console, Text(f"rank {victim.rank} waits {waited} a step for {wording.ranks_named(victim.waits_for)}"), 3
-        )
-    if len(report.victims) > _MOST_ROWS:
-        _print(console, Text(f"and {len(report.victims) - _MOST_ROWS} more ranks"), 3)
+    groups = wording.waiting(report.victims)
+    for group in groups[:_MOST_ROWS]:
+        who, verb = wording.ranks_named(group.ranks), "wait" if len(group.ranks) > 1 else "waits"
+        _print(console, Text(f"{who} {verb} {group.waits} a step for {wording.ranks_named(group.waits_for)}"), 3)
+    if len(groups) > _MOST_ROWS:
+        left = sum(len(group.ranks) for group in groups[_MOST_ROWS:])
+        _print(console, Text(f"and {left} more"), 3)
 
 
 def _warnings(report: Report, console: Console) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from trimtab.scan.model import Finding, FindingKind, Job, Pattern, Report, Verdict
+from trimtab.scan.model import Clock, Finding, FindingKind, Job, Pattern, Report, Verdict, Victim
 
 UNKNOWN: Final = "unknown"
 
@@ -42,12 +43,17 @@ def microseconds(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as a percentage; one close to, but below, the whole keeps its digits: 0.9997 is ``99.97 %``."""
+    """A share as a percentage: ``94 %``, small ones ``1.2 %``."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    if 0.99 < value < 1:
-        return f"{math.floor(value * 1e4) / 1e2:.4g} %"
     return f"{100 * value:.{0 if value >= 0.1 or value == 0 else 1}f} %"
+
+
+def sureness(value: float | None) -> str:
+    """A confidence as a percentage that never claims certainty: ``99.2 %``, ``over 99.99 %``."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return "over 99.99 %" if value > 0.9999 else f"{math.floor(value * 1e4) / 1e2:.4g} %"
 
 
 def times(value: float | None) -> str:
@@ -156,6 +162,40 @@ def headline(report: Report) -> str:
     others = len(report.findings) - 1
     more = f" {sentence('one more finding' if others == 1 else f'{others} more findings')} below." if others else ""
     return f"{title(first)}: {lost} of each {step} step lost.{more}"
+
+
+def clocks(clock: Clock) -> str:
+    """How well the clocks agree."""
+    if clock.aligned and not clock.anchors and clock.error_us.max == 0:
+        return "one clock for all ranks"
+    state = "aligned" if clock.aligned else "not aligned"
+    error = f"error {microseconds(clock.error_us.p50)} median, {microseconds(clock.error_us.max)} at most"
+    lost = f"; {ranks_named(clock.unconnected)} not connected" if clock.unconnected else ""
+    return f"{state}, {error}, {clock.anchors:,} anchors{lost}"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Victims that wait for the same ranks."""
+
+    ranks: tuple[int, ...]
+    waits_for: tuple[int, ...]
+    waits: str
+    """How long a step, from the least to the most."""
+
+
+def waiting(victims: Iterable[Victim]) -> list[Waiting]:
+    """Victims by whom they wait for, those that wait longest first."""
+    groups: dict[tuple[int, ...], list[Victim]] = {}
+    for victim in victims:
+        groups.setdefault(victim.waits_for, []).append(victim)
+    rows: list[tuple[float, Waiting]] = []
+    for waits_for, group in groups.items():
+        times = [victim.seconds_waited_per_step for victim in group]
+        least, most = seconds(min(times)), seconds(max(times))
+        ranks = tuple(victim.rank for victim in group)
+        rows.append((max(times), Waiting(ranks, waits_for, most if least == most else f"{least} to {most}")))
+    return [row for _, row in sorted(rows, key=lambda row: -row[0])]
 
 
 def detectable(report: Report) -> str:

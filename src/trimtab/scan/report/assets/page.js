@@ -23,7 +23,7 @@
       layout.yaxis = { ...axis, ...layout.yaxis };
       layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
       layout.font = { color: ink, family: getComputedStyle(document.body).fontFamily, size: 13 };
-      layout.margin = { l: 56, r: 16, t: 36, b: 48 };
+      layout.margin = { l: 56, r: 16, t: layout.legend ? 60 : 36, b: 48 };
       layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: line, activecolor: ink };
       layout.hoverlabel = { align: "left" };
       // An explicit list: plotly's own has a button that sends the figure to its makers' server.
