@@ -87,7 +87,6 @@ def _timeline(context: Context, replayer: Replayer, step: int) -> tuple[Segment,
         end = start + int(pieces.duration[piece])
         rank = int(table.ids[pieces.rank[piece]])
         out.append(Segment(rank, start / 1e9, end / 1e9, category, _label(context, row)))
-        )
     return tuple(out + _communication(context, replayer, step, shown, origin))
 
 
