@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -129,8 +130,8 @@ def _components(anchors: _Anchors, clocks: int) -> Ints:
     links = sparse.coo_matrix(
         (np.ones(len(anchors.clock)), (anchors.clock, clocks + anchors.moment)), shape=(size, size)
     )
-    labels: Ints = connected_components(links, directed=False)[1]  # pyright: ignore[reportOptionalSubscript]
-    return labels[:clocks].astype(np.int64)
+    found: Any = connected_components(links, directed=False)
+    return np.asarray(found[1], dtype=np.int64)[:clocks]
 
 
 def _solve_component(
@@ -145,13 +146,13 @@ def _solve_component(
     steep = np.bincount(clock, minlength=len(members)) >= LEAST_FOR_DRIFT
     design = _design(clock, t, steep, len(members))
     belongs = sparse.csr_matrix((np.ones(len(moment)), (np.arange(len(moment)), moment)))
-    weight, scale = np.ones(len(moment)), 1.0
+    weight, scale, moments = np.ones(len(moment)), 1.0, int(moment.max()) + 1
     y = time - time[0]
     solution, inverse = np.zeros(design.shape[1]), np.zeros((0, 0))
     for _ in range(ITERATIONS):
         solution, inverse = _least_squares(design, belongs, weight, y)
-        residual = y - design @ solution
-        residual -= (sums(moment, weight * residual, moment.max() + 1) / sums(moment, weight, moment.max() + 1))[moment]
+        residual: Floats = y - design @ solution
+        residual -= (sums(moment, weight * residual, moments) / sums(moment, weight, moments))[moment]
         scale = max(1.0, 1.4826 * float(np.median(np.abs(residual))))
         updated = 1 / (1 + (residual / (CAUCHY * scale)) ** 2)
         if np.allclose(updated, weight, atol=1e-4):
@@ -168,7 +169,7 @@ def _solve_component(
         error[members[steep]] += scale * np.sqrt(_variance(inverse, slice(k, None)))
 
 
-def _design(clock: Ints, t: Floats, steep: Bools, clocks: int) -> sparse.csr_matrix:
+def _design(clock: Ints, t: Floats, steep: Bools, clocks: int) -> Any:
     """Columns: one offset a clock, then one drift for each clock with enough anchors."""
     rows = np.arange(len(clock))
     slope = np.cumsum(steep) - 1 + clocks
@@ -183,7 +184,7 @@ def _design(clock: Ints, t: Floats, steep: Bools, clocks: int) -> sparse.csr_mat
 
 
 def _least_squares(
-    design: sparse.csr_matrix, belongs: sparse.csr_matrix, weight: Floats, y: Floats
+    design: Any, belongs: Any, weight: Floats, y: Floats
 ) -> tuple[Floats, Floats]:
     """Weighted solution with the moments eliminated, and the (pseudo-)inverse of the normal matrix."""
     weighted = sparse.diags_array(weight)

@@ -17,11 +17,11 @@ def json_schema() -> dict[str, Any]:
 
 
 def to_json(report: Report) -> str:
-    """The report as JSON text with a closing newline.
+    """The report as JSON text, plain ASCII with a closing newline.
 
     A number that is not finite is unknown and becomes null: JSON knows neither NaN nor infinity.
     """
-    return json.dumps(_plain(report.as_dict()), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(_plain(report.as_dict()), indent=2, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
