@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from scan_jobs import TP2_PP2_DP2, report
+
 from trimtab.scan.model import Verdict
 from trimtab.topology import Topology
 from trimtab.traces.synthetic import SyntheticJob

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -117,7 +119,7 @@ def test_a_wrong_match_that_closes_a_cycle_is_dropped() -> None:
     mine = data.rank[matches.rows] == 0
     order = np.flatnonzero(mine)[np.argsort(data.ready[matches.rows[mine]])]
     crossed[order[0]], crossed[order[1]] = crossed[order[1]], crossed[order[0]]
-    wrong = match.Matches(matches.rows, crossed, matches.count, matches.size, matches.complete, matches.p2p)
+    wrong = dataclasses.replace(matches, comm=crossed)
     lane = lanes.build(data, wrong)
     seen = transfers.observe(data, wrong, lane.nodes, 0.0)
     comm_of_row = np.full(len(data.rank), -1)

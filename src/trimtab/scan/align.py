@@ -140,13 +140,14 @@ def _solve_component(
     """IRLS over one connected set of clocks; writes the solution into the three arrays at ``members``."""
     clock = np.searchsorted(members, anchors.clock[chosen])
     moment = factorize(anchors.moment[chosen])[0]
-    time = anchors.time[chosen]
+    time, moments = anchors.time[chosen], int(moment.max()) + 1
     middle, half = (time.max() + time.min()) / 2, max(1.0, (time.max() - time.min()) / 2)
-    t = (time - middle) / half
+    # One t for all clocks of a moment: on each clock's own reading a common drift would not cancel exactly.
+    t = ((sums(moment, time, moments) / sums(moment, np.ones(len(time)), moments))[moment] - middle) / half
     steep = np.bincount(clock, minlength=len(members)) >= LEAST_FOR_DRIFT
     design = _design(clock, t, steep, len(members))
     belongs = sparse.csr_matrix((np.ones(len(moment)), (np.arange(len(moment)), moment)))
-    weight, scale, moments = np.ones(len(moment)), 1.0, int(moment.max()) + 1
+    weight, scale = np.ones(len(moment)), 1.0
     y = time - time[0]
     solution, inverse = np.zeros(design.shape[1]), np.zeros((0, 0))
     for _ in range(ITERATIONS):
@@ -162,7 +163,7 @@ def _solve_component(
     a, d = solution[:k] - solution[:k].mean(), np.zeros(k)  # the gauge: the mean clock is right
     if steep.any():
         d[steep] = solution[k:] - solution[k:].mean()
-    offset[members] = a - d * middle / half
+    offset[members] = a - d * (middle + a) / half
     drift[members] = d / half
     error[members] = scale * np.sqrt(_variance(inverse, slice(0, k)))
     if steep.any():
@@ -183,9 +184,7 @@ def _design(clock: Ints, t: Floats, steep: Bools, clocks: int) -> Any:
     )
 
 
-def _least_squares(
-    design: Any, belongs: Any, weight: Floats, y: Floats
-) -> tuple[Floats, Floats]:
+def _least_squares(design: Any, belongs: Any, weight: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Weighted solution with the moments eliminated, and the (pseudo-)inverse of the normal matrix."""
     weighted = sparse.diags_array(weight)
     cross = belongs.T @ weighted @ design

@@ -65,13 +65,14 @@ def observe(table: Table, matches: Matches, nodes: Nodes, clock_error_ns: float)
     duration = np.maximum(0, moment - since).astype(np.float64)
     spent = np.where(idle, nodes.time[done] - nodes.blocked[done], 0)
     cls, link = _classes(table, matches, row, comm)
-    return Transfers(done, post, comm, joint, _capped(duration, idle, joint, cls), spent, cls, link, last)
+    guessed = (idle & joint) | _lacks_a_rank(table, matches, row, comm)
+    return Transfers(done, post, comm, joint, _capped(duration, guessed, joint, cls), spent, cls, link, last)
 
 
 def _classes(table: Table, matches: Matches, row: Ints, comm: Ints) -> tuple[Ints, Ints]:
     p2p = matches.p2p[comm]
     kind = np.where(p2p, table.kind[row], CODE[Kind.COLLECTIVE])
-    cls, _ = factorize(kind, np.where(p2p, -2, table.op[row]), table.bytes[row], matches.size[comm])
+    cls, _ = factorize(kind, np.where(p2p, -2, table.op[row]), table.bytes[row], matches.wanted[comm])
     link, _ = factorize(
         p2p,
         np.where(p2p, 0, table.group[row]),
@@ -81,8 +82,15 @@ def _classes(table: Table, matches: Matches, row: Ints, comm: Ints) -> tuple[Int
     return cls, link
 
 
-def _capped(duration: Floats, idle: Bools, joint: Bools, cls: Ints) -> Floats:
-    """Where nobody saw the completion, it took no longer than is usual in its class."""
-    usual = medians(cls[~idle & joint], duration[~idle & joint], int(cls.max(initial=-1)) + 1)
-    typical = np.nan_to_num(usual, nan=0.0)[cls]
-    return np.where(idle & joint, np.minimum(duration, typical), duration)
+def _lacks_a_rank(table: Table, matches: Matches, row: Ints, comm: Ints) -> Bools:
+    """Transfers with a rank of which there is no file: when it arrived, nobody knows."""
+    peer = np.where(table.src[row] == table.ids[table.rank[row]], table.dst[row], table.src[row])
+    absent = matches.p2p[comm] & ~np.isin(peer, table.ids)
+    return absent | (matches.complete & ~matches.whole)[comm]
+
+
+def _capped(duration: Floats, guessed: Bools, joint: Bools, cls: Ints) -> Floats:
+    """Where nobody saw the transfer itself, it took no longer than is usual in its class."""
+    seen = ~guessed & joint
+    usual = medians(cls[seen], duration[seen], int(cls.max(initial=-1)) + 1)[cls]
+    return np.where(guessed, np.fmin(duration, usual), duration)
