@@ -117,13 +117,14 @@ def load(
     file: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
     arguments: Iterable[str] = (),
+    base: Config | None = None,
 ) -> Loaded:
     """Read a TOML ``file``, then ``environment`` (``TRIMTAB_SECTION_KEY``), then ``section.key=value`` arguments.
 
-    Whatever cannot be read keeps its default and is named in :attr:`Loaded.problems`.
+    Whatever cannot be read keeps its default (``base``, if given) and is named in :attr:`Loaded.problems`.
     """
     problems: list[str] = []
-    config = Config()
+    config = base or Config()
     if file is not None:
         config = _apply(config, _read_toml(Path(file), problems), str(file), problems)
     config = _apply(config, _from_environment(environment or {}), "environment", problems)

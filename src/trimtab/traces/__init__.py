@@ -1,0 +1,1 @@
+"""Files to event tables and back: readers, writers, and jobs made up for tests."""

@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from trimtab.events import Kind
 from trimtab.topology import Coordinates, Topology
 
 KIND = pl.Enum([kind.value for kind in Kind])
 """Type of the ``kind`` column: its physical value is the position in :class:`trimtab.events.Kind`."""
+
+COLUMNS: dict[str, Any] = {
+    "rank": pl.Int32,
+    "step": pl.Int32,
+    "event_id": pl.Int64,
+    "parent_id": pl.Int64,
+    "correlation_id": pl.Int64,
+    "kind": KIND,
+    "name": pl.Categorical,
+    "stream": pl.Categorical,
+    "ready": pl.Int64,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "cpu_ns": pl.Int64,
+    "microbatch": pl.Int32,
+    "chunk": pl.Int32,
+    "layer": pl.Int32,
+    "group": pl.Categorical,
+    "seq": pl.Int64,
+    "op": pl.Categorical,
+    "bytes": pl.Int64,
+    "dtype": pl.Categorical,
+    "src": pl.Int32,
+    "dst": pl.Int32,
+    "tag": pl.Int32,
+    "shape": pl.List(pl.Int64),
+    "args": pl.String,
+}
+"""Columns of an event table with their polars types, in order."""
+
+
+def texts(codes: NDArray[np.integer[Any]], words: list[str]) -> pl.Series:
+    """Categorical column from positions in ``words``; negative: null."""
+    index = pa.array(codes.astype(np.int32, copy=False), mask=codes < 0)
+    return pl.Series(pa.DictionaryArray.from_arrays(index, pa.array(words, pa.string())), dtype=pl.Categorical)
+
+
+def integers(values: NDArray[np.integer[Any]], dtype: Any = pl.Int64) -> pl.Series:
+    """Integer column; negative: null."""
+    return pl.Series(pa.array(values, mask=values < 0), dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,56 @@
+# Targets for people and for CI. Each creates .venv first where it is missing or pyproject.toml has changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The CPU build of torch is what the demo and the tests need; a plain "torch" may bring CUDA libraries of several GB.
+TORCH ?= torch==2.13.0
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+DEMO_ARGS ?=
+
+.PHONY: help demo test check docs clean
+
+help:
+	@echo "make demo   train a small GPT on 8 processes, slow one rank, and let scan find it (DEMO_ARGS=... adds arguments)"
+	@echo "make test   everything that CI runs"
+	@echo "make check  the static part of it: lint, format, types, import contracts"
+	@echo "make docs   build the documentation into site/"
+	@echo "make clean  remove what these targets made, the environment included"
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
+	    f"trimtab needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.x ...")'
+	@echo "Making $(VENV) and installing what trimtab needs; this takes a minute or more." >&2
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: | $(VENV)/bin/python
+	@$(PIP) install "$(TORCH)"
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	@$(PIP) install --editable ".[megatron,scan]"
+	@touch $@
+
+# The development extras hold all that the demo needs.
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	@$(PIP) install --editable ".[dev]"
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@$(BIN)/trimtab demo $(DEMO_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	PYTHONPATH=src $(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# pytest comes last: its closing line is the last thing to see.
+test: check docs
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,310 @@
+"""The commands. Each reads its options and calls one function; nothing heavy is imported before it is needed.
+
+Results go to stdout, talk to stderr. Exit codes: 0 done; 2 bad usage or input, told in one line each; 3 something
+was found and ``--fail-on finding`` was given; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+
+from trimtab import __version__, config
+from trimtab.output import STDOUT, replacing, write_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trimtab.doctor import Check
+    from trimtab.traces.table import Trace
+
+EXIT_USAGE: Final = 2
+EXIT_FOUND: Final = 3
+EXIT_INTERRUPTED: Final = 130
+
+_EXTRAS: Final = {
+    "polars": "scan",
+    "scipy": "scan",
+    "plotly": "scan",
+    "perfetto": "scan",
+    "google": "scan",
+    "torch": "job",
+    "pynvml": "job",
+    "megatron": "megatron",
+}
+"""Extra of this package that brings a top-level module."""
+
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""What typer raises for bad usage; it comes with typer, but under no public name."""
+
+app = typer.Typer(
+    name="trimtab",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration, a TOML file.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting; wins over the file. Can be repeated."),
+]
+RunId = Annotated[
+    str | None, typer.Option("--run", metavar="ID", help="Of several runs, this one. Default: the newest.")
+]
+
+
+class FailOn(StrEnum):
+    """What makes a scan exit with 3."""
+
+    FINDING = "finding"
+
+
+def main() -> None:
+    """Entry point of the command: run it, and turn what went wrong into one line and an exit code."""
+    result: Any = None
+    try:
+        result = typer.main.get_command(app).main(standalone_mode=False)
+    except _UsageError as error:
+        _fail(_usage(error))
+    except ValueError as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _fail(f"this command needs {error.name}, which is not installed: pip install 'trimtab[{extra}]'")
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except typer.Abort:  # from older typers; newer ones return the exit code
+        result = EXIT_INTERRUPTED
+    if result == EXIT_INTERRUPTED:
+        _talk("trimtab: interrupted")
+    if callable(result):  # a user's script: what it raises is its own, so it runs outside of all this
+        result()
+        return
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _usage(error: Exception) -> str:
+    """One line with the help to look at; usage errors bring a message of their own and the command's context."""
+    message = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
+    context: Any = getattr(error, "ctx", None)
+    if context is None or context.parent is None:
+        return message
+    return f"{message} (see trimtab {context.info_name} --help)"
+
+
+def _fail(message: str) -> NoReturn:
+    for line in message.splitlines():
+        _talk(f"trimtab: {line}")
+    sys.exit(EXIT_USAGE)
+
+
+def _talk(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trimtab {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def trimtab(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    """See and steer the training of large models: find the slow rank, say why, and what it costs."""
+    del version
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": False, "allow_interspersed_args": False}
+)
+def run(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(metavar="SCRIPT ...", help="The script, and all its arguments.")],
+    config_file: ConfigFile = None,
+    settings: Settings = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+) -> Callable[[], None]:
+    """Run a training script with trimtab attached (under torchrun: torchrun ... -m trimtab run SCRIPT ...)."""
+    from trimtab import launch
+
+    if not module and not Path(script).is_file():
+        raise ValueError(f"{script}: no such file; give a script to run, or -m and the name of a module")
+    arguments = list(context.args)
+    return lambda: launch.run(script, arguments, module=module, config=config_file, settings=tuple(settings or ()))
+
+
+@app.command()
+def scan(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run's files, or one file.")],
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as JSON (-: to stdout).")] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as one HTML page.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
+    run_id: RunId = None,
+    fail_on: Annotated[FailOn | None, typer.Option(help="Exit with 3 if something was found.")] = None,
+    config_file: ConfigFile = None,
+    settings: Settings = None,
+) -> int:
+    """Find what slows a recorded job, why, and what it costs."""
+    settled = _configuration(config_file, settings)
+    from trimtab.scan import analyze
+    from trimtab.scan.report import schema, terminal
+    from trimtab.scan.report.html import render as html_page
+
+    with _working(f"reading {directory}"):
+        trace = _read(directory, run_id)
+    with _working(f"scanning {len(trace.events):,} events of {len(trace.ranks)} ranks"):
+        analysis = analyze(trace, settled.scan)
+    report = analysis.report
+    if json is not None:
+        write_text(json, schema.to_json(report))
+    if html is not None:
+        write_text(html, html_page(report, analysis.plots))
+    if perfetto is not None:
+        from trimtab.traces.perfetto import write_perfetto
+
+        with replacing(perfetto) as temporary:
+            write_perfetto(trace, temporary)
+    if STDOUT not in (json, html):
+        terminal.render(report, _console())
+    return EXIT_FOUND if fail_on is FailOn.FINDING and report.findings else 0
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run's files, or one file.")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="Its ending says in which format it is written.")],
+    steps: Annotated[
+        str | None, typer.Option(metavar="FIRST-LAST", help="Steps to write. Viewers get the slowest ones by default.")
+    ] = None,
+    run_id: RunId = None,
+) -> None:
+    """Write a recorded job for other programs: .perfetto-trace, .json (Chrome, also .json.gz) or .parquet."""
+    from trimtab.traces import convert as conversion
+
+    chosen = _step_range(steps) if steps else None
+    conversion.writer_for(target)
+    trace = _read(source, run_id)
+    with replacing(target) as temporary:
+        written = conversion.write(trace, temporary, chosen)
+    which = "all steps" if written.steps is None else f"steps {written.steps[0]} to {written.steps[1]}"
+    _talk(f"{target}: {written.events} events, {which}")
+
+
+def _step_range(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (last.isdecimal() if dash else True)):
+        raise ValueError(f"--steps {text!r}: expected a step or FIRST-LAST, for example 5-8")
+    return int(first), int(last or first)
+
+
+@app.command()
+def demo(
+    fault: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND:KEY=VALUE,...", help="Fault to inject, or none. Default: a rank computes 1.5x slower."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps; the fault begins in the middle.")] = 16,
+    layout: Annotated[str | None, typer.Option(metavar="TP2,PP2,DP2", help="Parallel layout.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is written.")] = Path("trimtab-demo"),
+) -> int:
+    """Train a small GPT on this machine, slow one rank, and let scan find it."""
+    from trimtab import demo as demonstration
+
+    options = demonstration.Options(out=out, fault=fault, steps=steps, data=data, layout=layout)
+    demonstration.check_installed()
+    planned = demonstration.plan(options, demonstration.count_gpus(), os.environ)
+    demonstration.prepare(out)
+    for line in demonstration.introduction(planned):
+        _talk(line)
+    demonstration.train(planned, out, _talk)
+    _talk("Scanning what the ranks recorded.")
+    html, perfetto = out / "report.html", out / "trace.perfetto-trace"
+    scan(out / "run", json=str(out / "report.json"), html=str(html), perfetto=perfetto)
+    _talk(f"\nThe report: {html}\nThe trace: {perfetto} (open it in https://ui.perfetto.dev)")
+    return 0
+
+
+@app.command()
+def doctor(
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the findings as JSON (-: to stdout).")] = None,
+    config_file: ConfigFile = None,
+    settings: Settings = None,
+) -> int:
+    """Say what is installed, what trimtab can attach to, and whether a configuration is right (exit 2 if not)."""
+    from trimtab import doctor as examination
+
+    diagnosis = examination.examine(config_file, settings or (), os.environ)
+    if json is not None:
+        import json as encoder
+
+        write_text(json, encoder.dumps(diagnosis.as_dict(), indent=2) + "\n")
+    if json != STDOUT:
+        _show_checks(diagnosis.checks)
+    for problem in diagnosis.problems:
+        _talk(f"trimtab: {problem.detail}")
+    return EXIT_USAGE if diagnosis.problems else 0
+
+
+def _show_checks(checks: Sequence[Check]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    marks = {"ok": ("ok", "green"), "note": ("-", "yellow"), "problem": ("wrong", "bold red")}
+    table = Table.grid(padding=(0, 2))
+    section = ""
+    for check in checks:
+        if check.section != section:
+            section = check.section
+            table.add_row(Text(section, "bold"))
+        word, style = marks[check.state.value]
+        table.add_row(Text(f"  {word}", style), Text(check.name), Text(check.detail, overflow="fold"))
+    _console().print(table)
+
+
+def _working(what: str) -> AbstractContextManager[object]:
+    """Tell on a terminal what takes a while; nothing is left of it afterwards."""
+    from rich.console import Console
+    from rich.text import Text
+
+    return Console(stderr=True).status(Text(what))
+
+
+def _console() -> Console:
+    """A console on stdout that shows what the terminal's encoding lacks as question marks."""
+    from rich.console import Console
+
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+    return Console()
+
+
+def _configuration(file: Path | None, settings: list[str] | None) -> config.Config:
+    return config.load(file, os.environ, settings or ()).strict()
+
+
+def _read(path: Path, run_id: str | None = None) -> Trace:
+    from trimtab.traces.read import read
+
+    return read(path, run_id=run_id)

@@ -1,0 +1,25 @@
+"""Stepping aside: a failure inside trimtab is told once, and the job goes on without what failed."""
+
+from __future__ import annotations
+
+import logging
+
+_log = logging.getLogger("trimtab")
+
+
+class Guard:
+    """Shared by the hooks of one engine: each runs its own part only while ``working``, and reports what it catches."""
+
+    __slots__ = ("working",)
+
+    def __init__(self) -> None:
+        self.working = True
+
+    def failed(self, subject: str, error: Exception) -> None:
+        """Warn that ``subject`` failed with ``error``, the first time; nothing of the engine runs from now on."""
+        if not self.working:
+            return
+        self.working = False
+        text = f"{type(error).__name__}: {error}".replace("\n", " ")
+        _log.warning("trimtab: %s failed (%s); the engine steps aside, the job goes on", subject, text)
+        _log.debug("trimtab: the failure of %s", subject, exc_info=error)

@@ -1,0 +1,226 @@
+"""Forward, backward and recompute of layers, by module and tensor hooks.
+
+Forward hooks of the module give its forward. Its backward lies between two tensor hooks: the gradient of its output
+is known (it begins), the gradient of its input is known (it has ended). Full backward hooks of modules would be
+simpler, but they put views between the layers, which stock Megatron-Core refuses to free.
+
+The output of a layer is the input of the next, so two hooks sit on one tensor, and the begin of the earlier layer is
+called before the end of the later one. Therefore a begin first ends what is still open on its level. Where the input
+needs no gradient (the embedding), the end is the end of the whole backward pass.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from trimtab.engines.guard import Guard
+from trimtab.events import Kind
+from trimtab.record.observe import Call, Observer
+
+NAME_LAYER: Final = "layer"
+NAME_EMBEDDING: Final = "embedding"
+NAME_OUTPUT: Final = "output"
+NAME_MTP: Final = "mtp"
+"""A layer that predicts a token further ahead (multi-token prediction)."""
+
+_LAYER_PATH: Final = re.compile(r"(^|\.)layers\.\d+$")
+_OPS: Final = ("self_attention", "cross_attention", "mlp", "mixer")
+_WHOLE: Final = 0
+_PART: Final = 1
+_graph_task: Final = torch._C._current_graph_task_id
+_queue_callback: Final = torch.autograd.Variable._execution_engine.queue_callback
+
+
+class Position:
+    """Where in a step this rank is. The engine keeps it; the hooks put it into their calls."""
+
+    __slots__ = ("backward_microbatch", "inside", "microbatch")
+
+    def __init__(self) -> None:
+        self.inside = False
+        """In a training step's forward and backward passes; what runs elsewhere is not reported."""
+        self.microbatch = -1
+        """Of the forward that runs now."""
+        self.backward_microbatch = -1
+        """Of the backward that runs now, for what is recomputed in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A module whose calls are reported."""
+
+    name: str
+    module: torch.nn.Module
+    layer: int
+    """Number of the layer in the whole model, from 0; -1 for what is no layer."""
+    level: int = _WHOLE
+
+
+def find_sites(model: torch.nn.Module, parts: bool) -> Iterator[Site]:
+    """Embedding, layers and output layer of a model (chunk), with ``parts`` also attention and MLP of each layer.
+
+    Recognised by Megatron-Core's names: ``embedding``, ``layers.<i>`` with a ``layer_number``, ``output_layer``.
+    """
+    for path, module in model.named_modules():
+        last = path.rpartition(".")[2]
+        if _LAYER_PATH.search(path) and isinstance(getattr(module, "layer_number", None), int):
+            layer = int(module.layer_number) - 1  # pyright: ignore[reportArgumentType]
+            yield Site(NAME_MTP if "mtp" in path.split(".") else NAME_LAYER, module, layer)
+            if parts:
+                for name in _OPS:
+                    part = getattr(module, name, None)
+                    if isinstance(part, torch.nn.Module) and any(True for _ in part.parameters()):
+                        yield Site(name, part, layer, _PART)
+        elif last == "embedding":
+            yield Site(NAME_EMBEDDING, module, -1)
+        elif last == "output_layer":
+            yield Site(NAME_OUTPUT, module, -1)
+
+
+class LayerHooks:
+    """Hooks on all sites of the models given to :meth:`install`, reporting to an observer."""
+
+    def __init__(self, observer: Observer, position: Position, guard: Guard, parts: bool = False) -> None:
+        """``parts``: also report the parts of each layer (granularity ``op``)."""
+        self.observer = observer
+        self.position = position
+        self.guard = guard
+        self._parts = parts
+        self._open: list[Call | None] = [None, None]  # the backward that runs, by level
+        self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._handles: list[Any] = []
+
+    def install(self, chunk: int, model: torch.nn.Module) -> None:
+        """Hook a model chunk, unless it is hooked already."""
+        if model in self._models:
+            return
+        self._models.add(model)
+        for site in find_sites(model, self._parts):
+            hooks = _Hooks(self, site, chunk)
+            self._handles.append(site.module.register_forward_pre_hook(hooks.before, with_kwargs=True))
+            self._handles.append(site.module.register_forward_hook(hooks.after))
+
+    def remove(self) -> None:
+        """Take every hook away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._models.clear()
+        self._open = [None, None]
+
+    def finish(self) -> None:
+        """The step's passes are over: end what is still open."""
+        self._close(_WHOLE)
+
+    @property
+    def listening(self) -> bool:
+        """Whether calls are to be reported now."""
+        return self.position.inside and self.guard.working
+
+    def _close(self, level: int) -> None:
+        for depth in range(_PART, level - 1, -1):
+            call = self._open[depth]
+            if call is not None:
+                self._open[depth] = None
+                self.observer.end(call)
+
+    def begin_backward(self, call: Call, level: int, ends: bool, _gradient: Any) -> None:
+        """Tensor hook: the gradient of a site's output is known."""
+        if not self.listening:
+            return
+        try:
+            self._close(level)
+            self._open[level] = call
+            self.observer.begin(call)
+            if not ends:
+                _queue_callback(partial(self.end_backward, call, level, None))
+        except Exception as error:
+            self.guard.failed("the hook on a layer's backward", error)
+
+    def end_backward(self, call: Call, level: int, _gradient: Any) -> None:
+        """Tensor hook: the gradient of a site's input is known."""
+        if self._open[level] is not call or not self.guard.working:
+            return
+        try:
+            self._close(level)
+        except Exception as error:
+            self.guard.failed("the hook on a layer's backward", error)
+
+    def begin_recompute(self, level: int) -> None:
+        """A forward begins within a backward pass, so the backward of the site after it is over."""
+        self._close(level)
+
+
+class _Hooks:
+    """The hooks of one site. Keeps no tensor: what is needed in the backward pass is the call alone."""
+
+    __slots__ = ("_backward", "_chunk", "_ends", "_forward", "_owner", "_site_layer", "_site_level", "_site_name")
+
+    def __init__(self, owner: LayerHooks, site: Site, chunk: int) -> None:
+        self._owner = owner
+        self._chunk = chunk
+        self._site_name = site.name
+        self._site_layer = site.layer
+        self._site_level = site.level
+        self._forward: Call | None = None
+        self._backward: Call | None = None
+        self._ends = False
+
+    def before(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook."""
+        owner = self._owner
+        if not owner.listening or torch.compiler.is_compiling():
+            return
+        try:
+            recompute = _graph_task() >= 0
+            position = owner.position
+            microbatch = position.backward_microbatch if recompute else position.microbatch
+            self._forward = self._call(Kind.RECOMPUTE if recompute else Kind.FORWARD, microbatch)
+            self._backward = None
+            if recompute:
+                owner.begin_recompute(self._site_level)
+            if torch.is_grad_enabled():
+                self._backward = self._call(Kind.BACKWARD, microbatch)
+                source = _with_gradient(args) if args else None
+                if source is None:
+                    source = _with_gradient(kwargs.values())
+                self._ends = source is not None
+                if source is not None:
+                    source.register_hook(partial(owner.end_backward, self._backward, self._site_level))
+            owner.observer.begin(self._forward)
+        except Exception as error:
+            owner.guard.failed("the hook before a layer's forward", error)
+
+    def after(self, _module: Any, _args: Any, output: Any) -> None:
+        """Forward hook."""
+        forward, self._forward = self._forward, None
+        backward, self._backward = self._backward, None
+        owner = self._owner
+        if forward is None or not owner.guard.working:
+            return
+        try:
+            owner.observer.end(forward)
+            if backward is not None:
+                result = _with_gradient((output,) if isinstance(output, torch.Tensor) else output)
+                if result is not None:
+                    result.register_hook(partial(owner.begin_backward, backward, self._site_level, self._ends))
+        except Exception as error:
+            owner.guard.failed("the hook after a layer's forward", error)
+
+    def _call(self, kind: Kind, microbatch: int) -> Call:
+        return Call(kind, self._site_name, self._site_layer, microbatch, self._chunk)
+
+
+def _with_gradient(values: Iterable[Any]) -> torch.Tensor | None:
+    """The first tensor that needs a gradient."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            return value
+    return None

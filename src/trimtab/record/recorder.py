@@ -1,0 +1,237 @@
+"""The recorder of one rank: what engines, interception and user spans hand their events to.
+
+It never blocks and never raises into the job. When anything goes wrong it says so once (logger ``trimtab``, so on
+stderr unless the job configured logging otherwise), stops recording, and the job goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trimtab.config import RecordConfig
+from trimtab.events import NAME_STEP, STREAM_COMPUTE, STREAM_HOST, Kind
+from trimtab.record.clocks import UNKNOWN, Clock, Device, Mark
+from trimtab.record.spool import Opener, Spool, create_exclusively
+from trimtab.record.writer import Writer
+
+_LOG = logging.getLogger("trimtab")
+_CLOSE_SECONDS: Final = 5.0
+_ARGS_LIMIT: Final = 4_096
+_SHORT_SITES: Final = 4_096
+
+
+class Recorder:
+    """Takes events from any thread and has them written to the rank's file.
+
+    ``active`` is False outside the sampled steps, and callers then skip the work of collecting; what is handed in
+    all the same (a communication that began in a sampled step) is still written. Before the first step it is True:
+    what happens at start-up is recorded without a step.
+    """
+
+    def __init__(
+        self,
+        config: RecordConfig,
+        device: Device,
+        header: Mapping[str, Any],
+        *,
+        clock: Clock = time.perf_counter_ns,
+        opener: Opener = create_exclusively,
+        threaded: bool = True,
+    ) -> None:
+        """Create the rank's file in ``config.dir``. ``header``: see run_identity.make_header.
+
+        ``threaded=False`` leaves the writer to the caller (:attr:`writer`), for tests.
+        """
+        self.step = -1
+        self.active = False
+        self.granularity = config.granularity
+        self.next_id: Callable[[], int] = itertools.count().__next__
+        """Reserve an event id, for correlation."""
+        self.writer: Writer | None = None
+        self._leaving: Writer | None = None
+        self._span_sites: dict[tuple[str, str, str, int], int] = {}  # of spans, by what they have of a site
+        self._clock = clock
+        self._rank = header["rank"]
+        self._every = max(config.every_steps, 1)
+        self._for = max(config.for_steps, 1)
+        self._step_began = -1
+        self._pid = os.getpid()
+        self._failed = False
+        try:
+            spool = Spool(Path(config.dir), dict(header), max(config.rotate_mb, 1) << 20, opener)
+            self.writer = Writer(config.ring_events, config.flush_seconds, spool, device)
+            self._intern = self.writer.sites.intern
+            self._push = self.writer.ring.push
+            self.active = True
+            if threaded:
+                self.writer.start(self._fail)
+        except Exception as error:
+            self._fail(error)
+
+    @property
+    def open(self) -> bool:
+        """Events are still written (not failed, not closed, and not in a forked child)."""
+        return self.writer is not None and not self._failed
+
+    def begin_step(self, step: int) -> None:
+        """Step ``step`` begins now, and the one before ends."""
+        now = self._clock()
+        self._end_step(now)
+        self.step = step
+        self.active = self.open and step % self._every < self._for
+        self._step_began = now if self.active else -1
+
+    def span(
+        self,
+        kind: Kind,
+        name: str,
+        start: Mark,
+        end: Mark,
+        *,
+        stream: str = STREAM_COMPUTE,
+        ready: Mark | None = None,
+        cpu_ns: int = -1,
+        microbatch: int = -1,
+        chunk: int = -1,
+        layer: int = -1,
+        correlation_id: int = -1,
+        parent_id: int = -1,
+        event_id: int = -1,
+        args: Mapping[str, Any] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Record anything that is no communication. ``args`` go out as JSON; ``step`` is the current one by default."""
+        writer = self.writer  # another thread may close in between
+        if writer is None:
+            return
+        try:
+            if event_id < 0:
+                event_id = self.next_id()
+            short = (kind, name, stream, layer)
+            site = self._span_sites.get(short)
+            if site is None:
+                site = self._intern((*short, "", "", "", -1, -1, -1, ()))
+                if len(self._span_sites) < _SHORT_SITES:
+                    self._span_sites[short] = site
+            if args:
+                writer.args[event_id] = _to_json(args)
+            stored = self._push(
+                site,
+                self.step if step is None else step,
+                event_id,
+                parent_id,
+                correlation_id,
+                UNKNOWN if ready is None else ready,
+                start,
+                end,
+                cpu_ns,
+                microbatch,
+                chunk,
+                -1,
+                -1,
+                1 if args else 0,
+            )
+            if args and not stored:
+                writer.args.pop(event_id, None)
+        except Exception as error:
+            self._fail(error)
+
+    def communication(
+        self,
+        kind: Kind,
+        op: str,
+        ready: Mark,
+        start: Mark,
+        end: Mark,
+        *,
+        stream: str,
+        group: str,
+        seq: int,
+        nbytes: int,
+        dtype: str,
+        src: int = -1,
+        dst: int = -1,
+        tag: int = -1,
+        microbatch: int = -1,
+        chunk: int = -1,
+        event_id: int = -1,
+        shape: tuple[int, ...] = (),
+        step: int | None = None,
+    ) -> None:
+        """Record a collective, send or recv; ``src`` and ``dst`` are global ranks, ``op`` is its name, too."""
+        if self.writer is None:
+            return
+        try:
+            site = self._intern((kind, op, stream, -1, group, op, dtype, src, dst, tag, shape))
+            self._push(
+                site,
+                self.step if step is None else step,
+                self.next_id() if event_id < 0 else event_id,
+                -1,
+                -1,
+                ready,
+                start,
+                end,
+                -1,
+                microbatch,
+                chunk,
+                seq,
+                nbytes,
+                0,
+            )
+        except Exception as error:
+            self._fail(error)
+
+    def describe(self, **metadata: Any) -> None:
+        """Metadata for the file, out with the next batch: ``groups`` (these add up), ``topology``, ``coordinates``,
+        ``faults``, ``oversubscribed``."""
+        writer = self.writer
+        if writer is not None:
+            writer.describe(metadata)
+
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Write what is left and end the file in order, waiting ``timeout`` seconds at most. May be called again."""
+        if os.getpid() != self._pid:  # a forked child shares the file and has no writer
+            self.active, self.writer, self._leaving = False, None, None
+            return
+        self._end_step(self._clock())
+        writer, self.active, self.writer, self._leaving = self.writer or self._leaving, False, None, None
+        try:
+            if writer is not None and not writer.stop(timeout):
+                self._warn(f"the file could not be finished within {timeout:g} s")
+        except Exception as error:
+            self._fail(error)
+
+    def _end_step(self, now: int) -> None:
+        if self._step_began >= 0:
+            self.span(Kind.HOST, NAME_STEP, self._step_began, now, stream=STREAM_HOST)
+            self._step_began = -1
+
+    def _fail(self, error: Exception) -> None:
+        """Stop recording and say so, once."""
+        self._leaving, self.active, self.writer = self.writer or self._leaving, False, None
+        if self._leaving is not None:
+            self._leaving.request_stop()
+        if not self._failed:
+            self._failed = True
+            reason = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) and error.filename else error
+            self._warn(f"recording stops: {reason or type(error).__name__}; the job goes on")
+
+    def _warn(self, text: str) -> None:
+        _LOG.warning("trimtab: rank %s: %s", self._rank, text.replace("\n", " "))
+
+
+def _to_json(args: Mapping[str, Any]) -> str:
+    """Plain values as they are, anything else (a tensor, say, whose value would cost a synchronisation) as its type."""
+    try:
+        text = json.dumps(dict(args), default=lambda value: f"<{type(value).__name__}>")
+    except (TypeError, ValueError) as error:
+        text = json.dumps({"unreadable": str(error)})
+    return text if len(text) <= _ARGS_LIMIT else json.dumps({"truncated": len(text)})

@@ -1,0 +1,116 @@
+"""Methods of ``Work`` and ``ProcessGroup`` that show the end of a communication, wrapped while trimtab is attached."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from trimtab.record.complain import Complaints
+from trimtab.record.works import C10D_FILE, Works
+
+_SUBJECT = "a wait for a communication"
+
+
+class WorkMethods:
+    """Wraps the methods, and puts the originals back."""
+
+    def __init__(self, works: Works, complaints: Complaints) -> None:
+        self._works = works
+        self._complain = complaints.about
+        self._originals: dict[tuple[type, str], tuple[Any, Any]] = {}
+
+    def install(self) -> None:
+        """Wrap them."""
+        for method in ("wait", "synchronize", "block_current_stream"):
+            if method in Work.__dict__:
+                self._replace(Work, method, self._waiting)
+        self._replace(Work, "is_completed", self._polling)
+        self._replace(ProcessGroup, "_start_coalescing", self._starting_together)
+        self._replace(ProcessGroup, "_end_coalescing", self._ending_together)
+
+    def remove(self) -> None:
+        """Put the originals back. Where others wrapped a method since, ours stays in between and just passes on."""
+        for (owner, name), (original, ours) in self._originals.items():
+            if owner.__dict__.get(name) is ours:
+                setattr(owner, name, original)
+        self._originals.clear()
+
+    def _replace(self, owner: type, name: str, wrap: Callable[[Any], Any]) -> None:
+        original = owner.__dict__[name]
+        ours = wrap(getattr(owner, name))
+        self._originals[owner, name] = (original, ours)
+        setattr(owner, name, ours)
+
+    def _waiting(self, original: Any) -> Any:
+        works, complain = self._works, self._complain
+
+        def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
+            pending, at_once, in_place, begin = None, False, False, 0
+            try:
+                in_place = _called_by_c10d()
+                pending = works.waits_in_place() if in_place else None
+                at_once = pending is not None
+                if pending is None:
+                    pending = works.under_way(work)
+                    if pending is not None:
+                        begin = works.mark()
+            except Exception as error:
+                complain(_SUBJECT, error)
+            result = original(work, *args, **kwargs)
+            if pending is None:
+                return result
+            try:
+                if at_once:
+                    works.ended_in_place(pending)
+                else:
+                    works.waited(pending, work, begin, in_place)
+            except Exception as error:
+                complain(_SUBJECT, error)
+            if pending.late is not None:
+                pending.late.value()  # raises what the communication itself raised
+            return result
+
+        return wait
+
+    def _polling(self, original: Any) -> Any:
+        def is_completed(work: Work) -> bool:
+            complete = original(work)
+            if complete:
+                self._guard(lambda: self._works.seen_complete(work))
+            return complete
+
+        return is_completed
+
+    def _starting_together(self, original: Any) -> Any:
+        def _start_coalescing(group: Any, *args: Any) -> Any:
+            result = original(group, *args)
+            self._works.start_together()
+            return result
+
+        return _start_coalescing
+
+    def _ending_together(self, original: Any) -> Any:
+        def _end_coalescing(group: Any, *args: Any) -> Any:
+            work = original(group, *args)
+            self._guard(lambda: self._works.end_together(work))
+            return work
+
+        return _end_coalescing
+
+    def _guard(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._complain(_SUBJECT, error)
+
+
+def _called_by_c10d() -> bool:
+    """Is it a function of torch.distributed that waits, on behalf of a synchronous call?"""
+    try:
+        code = sys._getframe(2).f_code
+    except ValueError:  # a thread without Python code
+        return False
+    return code.co_filename == C10D_FILE and code.co_name != "wait"

@@ -1,0 +1,98 @@
+"""``trimtab run``: a script runs as if Python had been started with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spool_files import files_of
+
+pytest.importorskip("torch")
+
+
+def run(tmp_path: Path, script: str, *arguments: str, options: tuple[str, ...] = ()) -> Any:
+    (tmp_path / "job").mkdir(exist_ok=True)
+    file = tmp_path / "job" / "train.py"
+    file.write_text(script)
+    command = [sys.executable, "-m", "trimtab", "run", "--set", f"record.dir={tmp_path}/out", *options]
+    return subprocess.run(
+        [*command, str(file), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+    )
+
+
+def test_the_script_finds_what_it_expects_and_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "helper.py").write_text("VALUE = 42")
+    script = """
+import sys, os, trimtab, helper
+assert __name__ == "__main__" and __file__.endswith("train.py")
+assert sys.argv[1:] == ["--lr", "0.1", "--help"], sys.argv
+assert sys.argv[0] == __file__
+assert os.path.samefile(sys.path[0], os.path.dirname(__file__))
+assert sys.modules["__main__"].helper.VALUE == 42
+with trimtab.span("mine"):
+    print("ran")
+"""
+    done = run(tmp_path, script, "--lr", "0.1", "--help")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+    (file,) = files_of(tmp_path / "out")
+    assert [row["name"] for row in file.rows if row["kind"] == "user"] == ["mine"]
+    assert file.merged["closed"] is True
+
+
+def test_an_exception_passes_through_with_the_scripts_own_traceback(tmp_path: Path) -> None:
+    script = "def f():\n    raise KeyError('gone')\n\nf()\n"
+    done = run(tmp_path, script)
+    assert done.returncode == 1
+    plain = subprocess.run(
+        [sys.executable, tmp_path / "job" / "train.py"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == plain.stderr
+    (file,) = files_of(tmp_path / "out")
+    assert file.merged["closed"] is True
+
+
+def test_exit_codes_pass_through(tmp_path: Path) -> None:
+    done = run(tmp_path, "import sys; sys.exit(5)")
+    assert (done.returncode, done.stderr) == (5, "")
+
+
+def test_a_module_runs_like_python_dash_m(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "train.py").write_text("import sys; print(__name__, __package__, sys.argv[1:])")
+    command = [
+        sys.executable,
+        "-m",
+        "trimtab",
+        "run",
+        "--set",
+        f"record.dir={tmp_path}/out",
+        "-m",
+        "package.train",
+        "a",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "__main__ package ['a']\n", "")
+    assert len(files_of(tmp_path / "out")) == 1
+
+
+def test_a_script_that_attaches_itself_gets_the_launchers_session(tmp_path: Path) -> None:
+    script = "import trimtab\nsession = trimtab.attach('none.toml')\nsession.step()\n"
+    done = run(tmp_path, script)
+    assert done.returncode == 0
+    assert done.stderr == "trimtab: already attached to this process; this call changes nothing\n"
+    (file,) = files_of(tmp_path / "out")
+    assert [row["name"] for row in file.rows if row["kind"] != "gc"] == ["step"]
+
+
+def test_no_such_script_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trimtab", "run", "none.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 2
+    assert "none.py: no such file" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
