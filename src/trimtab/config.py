@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 ENVIRONMENT_PREFIX = "TRIMTAB_"
 Granularity = Literal["step", "layer", "op"]
@@ -61,7 +61,7 @@ class EmulateConfig:
     """Forward of one transformer layer; its backward takes ``backward_ratio`` times as long."""
     backward_ratio: float = 2.0
     embedding_ms: float = 1.0
-    output_ms: float = 4.0
+    output_ms: float = 1.0
     """Forward of the output layer (final norm, logits)."""
     optimizer_ms: float = 10.0
 
@@ -127,7 +127,7 @@ def load(
     config = base or Config()
     if file is not None:
         config = _apply(config, _read_toml(Path(file), problems), str(file), problems)
-    config = _apply(config, _from_environment(environment or {}), "environment", problems)
+    config = _apply(config, _from_environment(environment or {}, problems), "environment", problems)
     config = _apply(config, _from_arguments(arguments, problems), "arguments", problems)
     return Loaded(config, tuple(problems))
 
@@ -142,13 +142,19 @@ def _read_toml(path: Path, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(environment: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    names = {
+        f"{ENVIRONMENT_PREFIX}{section}_{key}".upper(): (section, key)
+        for section, keys in _known().items()
+        for key in keys
+    }
     tree: dict[str, Any] = {}
-    for section, keys in _known().items():
-        for key in keys:
-            value = environment.get(f"{ENVIRONMENT_PREFIX}{section}_{key}".upper())
-            if value is not None:
-                tree.setdefault(section, {})[key] = value
+    for name, value in environment.items():
+        if name in names:
+            section, key = names[name]
+            tree.setdefault(section, {})[key] = value
+        elif name.startswith(ENVIRONMENT_PREFIX):
+            problems.append(f"environment: {name} is not a setting{_hint(name, names)}; it is ignored")
     return tree
 
 
@@ -181,16 +187,16 @@ def _apply(config: Config, tree: Mapping[str, Any], source: str, problems: list[
         if not isinstance(values, Mapping):
             problems.append(f"{source}: [{section}] must be a table; it is ignored")
             continue
-        part = getattr(config, section)
-        types = get_type_hints(type(part))
+        part: Any = getattr(config, section)
+        types: dict[str, Any] = get_type_hints(part.__class__)
         changes: dict[str, Any] = {}
-        for key, value in values.items():  # pyright: ignore[reportUnknownVariableType]
+        for key, value in cast(Mapping[str, Any], values).items():
             where = f"{source}: {section}.{key}"
             if key not in types:
-                problems.append(f"{where} is not a setting{_hint(str(key), known[section])}; it is ignored")
+                problems.append(f"{where} is not a setting{_hint(key, known[section])}; it is ignored")
                 continue
             try:
-                changes[str(key)] = _convert(value, types[str(key)])
+                changes[key] = _convert(value, types[key])
             except ValueError as error:
                 problems.append(f"{where} = {value!r}: {error}; the default is used")
         config = replace(config, **{section: replace(part, **changes)})
@@ -209,8 +215,9 @@ def _convert(value: Any, target: Any) -> Any:
             raise ValueError(f"choose from {', '.join(map(str, get_args(target)))}")
         return value
     if get_origin(target) is tuple:
-        items = value if isinstance(value, (list, tuple)) else [v for v in str(value).split(";") if v]
-        return tuple(str(item) for item in items)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if isinstance(value, (list, tuple)):
+            return tuple(map(str, cast(Iterable[Any], value)))
+        return tuple(item for item in str(value).split(";") if item)
     if target is bool:
         return _boolean(value)
     if isinstance(value, bool) or (target in (int, float) and isinstance(value, str) and not value.strip()):
@@ -219,7 +226,7 @@ def _convert(value: Any, target: Any) -> Any:
         return str(value)
     try:
         number = target(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"expected {target.__name__}") from None
     if target is int and isinstance(value, float) and value != number:
         raise ValueError("expected int")

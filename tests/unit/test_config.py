@@ -107,3 +107,11 @@ def test_arguments_never_raise(tree: dict[str, dict[str, Any]]) -> None:
     known = {"record": {"dir", "enabled"}, "scan": {"min_share"}}
     unknown_keys = sum(1 for s, values in tree.items() if s in known for key in values if key not in known[s])
     assert len(loaded.problems) >= unknown_keys
+
+
+def test_a_misspelt_environment_variable_is_named() -> None:
+    loaded = load(environment={"TRIMTAB_RECORD_DIRR": "x", "TRIMTAB_RECORD_DIR": "y", "HOME": "/"})
+    assert loaded.config.record.dir == "y"
+    assert len(loaded.problems) == 1
+    assert "TRIMTAB_RECORD_DIRR" in loaded.problems[0]
+    assert "TRIMTAB_RECORD_DIR'" in loaded.problems[0]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from trimtab.events import COMM_KINDS, NAME_STEP, NAME_WAIT, STREAM_COMPUTE, Kind
+from trimtab.events import COMM_KINDS, COMPUTE_KINDS, NAME_STEP, NAME_WAIT, STREAM_COMPUTE, Kind
 from trimtab.scan.arrays import Bools, Floats, Ints, composite, lookup
 from trimtab.topology import Coordinates
 from trimtab.traces.table import KIND, Trace
@@ -161,9 +161,9 @@ def _some(ranks: list[int], most: int = 8) -> str:
 def _judged_steps(events: pl.DataFrame, ids: Ints, origin: int, warmup: int) -> tuple[Steps, list[str]]:
     marks = events.filter((pl.col("kind") == Kind.HOST.value) & (pl.col("name").cast(pl.String) == NAME_STEP))
     spans = marks.select("rank", "step", "start", "end") if marks.height else _steps_from_events(events)
-    spans = spans.unique(["rank", "step"], keep="first").sort("rank", "step")
     if not spans.height:
         raise ValueError("the trace holds no training step: nothing can be judged; record at least three steps")
+    spans = _last_one_closed(spans.unique(["rank", "step"], keep="first"), events).sort("rank", "step")
     whole = spans.group_by("step").agg(pl.len().alias("n")).filter(pl.col("n") == len(ids))["step"].sort()
     warnings = []
     lost = spans["step"].n_unique() - len(whole)
@@ -181,6 +181,15 @@ def _judged_steps(events: pl.DataFrame, ids: Ints, origin: int, warmup: int) -> 
     if jumped.any():
         warnings.append(f"step times of ranks {_some(ids[jumped].tolist())} run backwards: the clock jumped")
     return Steps(numbers, begin, end), warnings
+
+
+def _last_one_closed(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """The last step lasts until the recorder stops; what the script did after its last work is no part of it."""
+    last = spans["step"].max()
+    work = events.filter((pl.col("step") == last) & pl.col("kind").cast(pl.String).is_in([*COMPUTE_KINDS, *COMM_KINDS]))
+    ends = work.group_by("rank").agg(pl.col("end").max().alias("worked"))
+    closed = pl.when(pl.col("step") == last).then(pl.min_horizontal("end", "worked")).otherwise(pl.col("end"))
+    return spans.join(ends, on="rank", how="left").with_columns(closed.alias("end")).drop("worked")
 
 
 def _steps_from_events(events: pl.DataFrame) -> pl.DataFrame:

@@ -79,7 +79,7 @@ def _banner(report: Report) -> str:
     cards = (
         ("step time", seconds(step.actual), "as measured"),
         ("replayed", seconds(step.replayed), "the recorded work, run again over its dependencies"),
-        ("ideal", seconds(step.ideal), "with every rank as fast as its peers"),
+        ("ideal", seconds(step.ideal), "with all work spread evenly"),
         ("slowdown", times(report.slowdown), f"{seconds(lost)} lost a step"),
     )
     tiles = "".join(
