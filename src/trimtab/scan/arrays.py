@@ -63,3 +63,21 @@ def factorize(*columns: npt.NDArray[np.generic]) -> tuple[Ints, Ints]:
     ids = np.empty(len(order), dtype=np.int64)
     ids[order] = np.cumsum(changed) - 1
     return ids, order[changed].astype(np.int64)
+
+
+def medians_of_others(index: Ints, values: Floats) -> Floats:
+    """For each value the median of the other values with the same ``index``; NaN where there is no other."""
+    out = np.full(len(values), np.nan)
+    if not len(values):
+        return out
+    order = np.lexsort((values, index))
+    grouped, ordered = index[order], values[order]
+    first = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]])
+    count = np.diff(np.r_[first, len(grouped)])
+    base, size = np.repeat(first, count), np.repeat(count, count)
+    place = np.arange(len(order)) - base
+    low, high = (size - 2) // 2, (size - 1) // 2  # of those that remain, in order
+    low, high = base + low + (place <= low), base + high + (place <= high)
+    several = size > 1
+    out[order[several]] = (ordered[low[several]] + ordered[high[several]]) / 2
+    return out

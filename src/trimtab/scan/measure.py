@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab.events import COMPUTE_KINDS, Kind
-from trimtab.scan.arrays import Bools, Floats, Ints, factorize, medians, sums
+from trimtab.scan.arrays import Bools, Floats, Ints, factorize, medians, medians_of_others, sums
 from trimtab.scan.lanes import Pieces
 from trimtab.scan.table import CODE, KINDS, Table
 from trimtab.scan.transfers import Transfers
@@ -94,20 +94,9 @@ def measure(table: Table, pieces: Pieces) -> Measures:
 
 def others(x: Floats, group: Ints) -> Floats:
     """For each rank and step the median of ``x`` over its peers, itself left out; NaN without peers."""
-    out = np.full(x.shape, np.nan)
-    for part in np.unique(group):
-        members = np.flatnonzero(group == part)
-        n = len(members)
-        if n < 2:
-            continue
-        ordered = np.sort(x[members], axis=0)
-        rank_of = np.argsort(np.argsort(x[members], axis=0, kind="stable"), axis=0)
-        low, high = (n - 2) // 2, (n - 1) // 2  # of the n - 1 that remain
-        out[members] = (
-            np.take_along_axis(ordered, low + (rank_of <= low), axis=0)
-            + np.take_along_axis(ordered, high + (rank_of <= high), axis=0)
-        ) / 2
-    return out
+    steps = x.shape[1]
+    index = group[:, None] * steps + np.arange(steps)
+    return medians_of_others(index.ravel(), x.ravel()).reshape(x.shape)
 
 
 def instance_of(table: Table, pieces: Pieces) -> tuple[Ints, Ints]:

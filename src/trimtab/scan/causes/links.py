@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab.events import Kind
-from trimtab.scan.arrays import Floats, Ints, factorize, medians, sums
+from trimtab.scan.arrays import Bools, Floats, Ints, factorize, medians, medians_of_others, sums
 from trimtab.scan.candidates import Candidate, Context, describe_ranks, describe_steps
 from trimtab.scan.causes.hiccups import hiccup_share
 from trimtab.scan.causes.workload import Workload
@@ -30,11 +30,14 @@ class _Operations:
 
     comm: Ints
     link: Ints
-    cls: Ints
     step: Ints
     duration: Floats
+    typical: Floats
+    """Median of its class on its link in its step: a single late one is the scheduler's, not the link's."""
     usual: Floats
-    """What the same operation takes on the other links; NaN where there is no other."""
+    """What is typical on the other links in the same step; without others, on this link over all steps."""
+    alone: Bools
+    """By link: some of its operations have no like on another link."""
 
 
 def slow_link(context: Context, workload: Workload) -> list[Candidate]:
@@ -43,23 +46,16 @@ def slow_link(context: Context, workload: Workload) -> list[Candidate]:
     operations = _operations(context)
     if not len(operations.comm):
         return []
-    links = int(operations.link.max()) + 1
-    steps = len(context.steps)
-    alone = np.bincount(operations.link[np.isnan(operations.usual)], minlength=links) > 0
-    own = medians(
-        operations.cls * links + operations.link, operations.duration, (int(operations.cls.max()) + 1) * links
-    )
-    usual = np.where(
-        alone[operations.link], own[operations.cls * links + operations.link], np.nan_to_num(operations.usual)
-    )
-    excess = sums(operations.link * steps + operations.step, operations.duration - usual, links * steps)
+    links, steps = len(operations.alone), len(context.steps)
+    late = operations.typical - operations.usual
+    excess = sums(operations.link * steps + operations.step, late, links * steps)
     x = excess.reshape(links, steps) / 1e9 / context.measures.step_s
     out = []
     for family, members in _families(context, operations):
         scale = noise(x[members], LEAST_NOISE)
-        for link, stretch in zip(members, stretches(x[members], scale, alone[members]), strict=True):
+        for link, stretch in zip(members, stretches(x[members], scale, operations.alone[members]), strict=True):
             if stretch is not None and context.bound(stretch, scale, links) > 0:
-                out.append(_candidate(context, operations, usual, int(link), family, stretch, scale, links))
+                out.append(_candidate(context, operations, int(link), family, stretch, scale))
     return _merged(out)
 
 
@@ -70,27 +66,17 @@ def _operations(context: Context) -> _Operations:
     order = joint[np.lexsort((transfers.duration[joint], transfers.comm[joint]))]
     comm = transfers.comm[order]
     longest = order[np.r_[comm[1:] != comm[:-1], True]] if len(order) else order
-    cls, link = transfers.cls[longest], transfers.link[longest]
-    duration = transfers.duration[longest]
-    row = context.row_of_transfer[longest]
-    return _Operations(transfers.comm[longest], link, cls, table.step[row], duration, _elsewhere(cls, link, duration))
-
-
-def _elsewhere(cls: Ints, link: Ints, duration: Floats) -> Floats:
-    """For each operation the median over the other links of its class of their median durations."""
-    pair, first = factorize(cls, link)
-    typical = medians(pair, duration, len(first))
-    of_pair = cls[first]
-    usual = np.full(len(first), np.nan)
-    order = np.argsort(of_pair, kind="stable")
-    starts = np.flatnonzero(np.r_[True, of_pair[order][1:] != of_pair[order][:-1]]) if len(order) else order
-    for members in np.split(order, starts[1:]):
-        if len(members) > 1:
-            values = np.sort(typical[members])
-            rank_of = np.argsort(np.argsort(typical[members], kind="stable"))
-            low, high = (len(members) - 2) // 2, (len(members) - 1) // 2
-            usual[members] = (values[low + (rank_of <= low)] + values[high + (rank_of <= high)]) / 2
-    return usual[pair]
+    cls, link, duration = transfers.cls[longest], transfers.link[longest], transfers.duration[longest]
+    step = table.step[context.row_of_transfer[longest]]
+    cell, first = factorize(cls, step, link)
+    typical = medians(cell, duration, len(first))
+    elsewhere = medians_of_others(factorize(cls[first], step[first])[0], typical)[cell]
+    pair, one = factorize(cls, link)
+    own = medians(pair, duration, len(one))[pair]
+    lonely = np.isnan(elsewhere)
+    alone = np.bincount(link[lonely], minlength=int(link.max(initial=-1)) + 1) > 0
+    usual = np.where(lonely, own, elsewhere)
+    return _Operations(transfers.comm[longest], link, step, duration, typical[cell], usual, alone)
 
 
 def _families(context: Context, operations: _Operations) -> list[tuple[str, Ints]]:
@@ -110,29 +96,22 @@ def _families(context: Context, operations: _Operations) -> list[tuple[str, Ints
 
 
 def _candidate(
-    context: Context,
-    operations: _Operations,
-    usual: Floats,
-    link: int,
-    family: str,
-    stretch: Stretch,
-    scale: Noise,
-    links: int,
+    context: Context, operations: _Operations, link: int, family: str, stretch: Stretch, scale: Noise
 ) -> Candidate:
-    table, transfers = context.table, context.transfers
+    table, transfers, links = context.table, context.transfers, len(operations.alone)
     mine = (operations.link == link) & (operations.step >= stretch.first) & (operations.step <= stretch.last)
     target = np.full(int(transfers.comm.max()) + 1, np.nan)
-    target[operations.comm[mine]] = usual[mine]
+    target[operations.comm[mine]] = operations.usual[mine]
     chosen = np.flatnonzero(transfers.joint & np.isfinite(target[transfers.comm]))
     with np.errstate(divide="ignore"):
         fix = np.minimum(1.0, target[transfers.comm[chosen]] / np.maximum(transfers.duration[chosen], 1.0))
     rows = context.row_of_transfer[chosen]
     ranks = _members(context, rows)
     ops = sorted({table.ops[code] for code in np.unique(table.op[rows]) if code >= 0})
-    took, expected = float(operations.duration[mine].mean()), float(usual[mine].mean())
+    took, expected = float(operations.typical[mine].mean()), float(operations.usual[mine].mean())
     pair = (int(table.ids[ranks[0]]), int(table.ids[ranks[1]])) if len(ranks) == 2 else None
     where = f"between ranks {pair[0]} and {pair[1]}" if pair else f"among {describe_ranks(context, ranks)}"
-    versus = "in its other steps" if _alone(operations, link) else "elsewhere"
+    versus = "in its other steps" if operations.alone[link] else "elsewhere"
     return Candidate(
         kind=FindingKind.SLOW_LINK,
         ranks=ranks,
@@ -160,10 +139,6 @@ def _members(context: Context, rows: Ints) -> Ints:
     ends = np.r_[table.src[rows[message]], table.dst[rows[message]]]
     known = ends[np.isin(ends, table.ids)]
     return np.unique(np.r_[table.rank[rows], np.searchsorted(table.ids, known)])
-
-
-def _alone(operations: _Operations, link: int) -> bool:
-    return bool(np.isnan(operations.usual[operations.link == link]).any())
 
 
 def _merged(candidates: list[Candidate]) -> list[Candidate]:
