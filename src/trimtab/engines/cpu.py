@@ -110,7 +110,7 @@ def _put_views(patches: Patches) -> None:
         },
     )
     view = _View(torch, {"cuda": cuda} | {name: _on_cpu(name) for name in _FACTORIES})
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # a copy at once: other threads import, too
         ours = name.startswith("megatron.core.") and not name.startswith(_LEFT_ALONE)
         if ours and vars(module).get("torch") is torch:
             patches.set("cpu.torch", module, "torch", view)
