@@ -30,7 +30,7 @@ _LAYERS_A_STAGE: Final = 2
 _MICROBATCHES: Final = 4
 _MICRO_BATCH: Final = 2
 _TAIL_LINES: Final = 12
-_EMULATED_MS: Final = {"layer_forward_ms": 20.0, "embedding_ms": 3.0, "output_ms": 3.0, "optimizer_ms": 20.0}
+_EMULATED_MS: Final = {"layer_forward_ms": 12.0, "embedding_ms": 2.0, "output_ms": 2.0, "optimizer_ms": 12.0}
 """Long enough that eight processes on two cores finish their arithmetic in time; both stages have the same to do."""
 
 

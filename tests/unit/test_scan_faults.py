@@ -57,6 +57,13 @@ def test_slow_link_names_the_link(link: tuple[int, int]) -> None:
     assert finding.link == link
 
 
+def test_pauses_that_no_peer_has_at_all_are_priced() -> None:
+    """What the peers lack altogether has a factor of nought, from which nothing can be scaled back."""
+    got = report(faulty(TP2_PP2_DP2, Fault("gc_pause", ranks=(1,), ms=40), gc_ms=0.0))
+    assert [(finding.kind, finding.ranks) for finding in got.findings] == [(FindingKind.GARBAGE_COLLECTION, (1,))]
+    assert got.findings[0].seconds_lost_per_step == pytest.approx(0.04, rel=0.1)
+
+
 def test_slow_stage_names_the_stage() -> None:
     assert report(faulty(TP2_PP2_DP2, Fault("slow_stage", stage=0, factor=1.4))).findings[0].stage == 0
 

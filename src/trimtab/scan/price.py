@@ -88,29 +88,21 @@ class _Scales:
     """Factors for all pieces and transfers that undo a set of candidates."""
 
     def __init__(self, context: Context, candidates: Sequence[Candidate]) -> None:
-        self._pieces = np.ones(len(context.measures.pieces.duration))
-        self._transfers = np.ones(len(context.transfers.duration))
-        for candidate in candidates:
-            self._pieces[candidate.pieces] *= candidate.piece_fix
-            self._transfers[candidate.transfers] *= candidate.transfer_fix
+        self._sizes = len(context.measures.pieces.duration), len(context.transfers.duration)
+        self._candidates = candidates
 
     def all_fixed(self) -> tuple[Floats, Floats]:
         """Every candidate undone."""
-        return self._pieces, self._transfers
+        return self.with_cause(None, 0.0)
 
-    def with_cause(self, candidate: Candidate, part: float) -> tuple[Floats, Floats]:
-        """Every candidate undone but this one, of which ``part`` (0 to 1) of the effect stays."""
-        pieces, transfers = self._pieces.copy(), self._transfers.copy()
-        pieces[candidate.pieces] *= _partly(candidate.piece_fix, part)
-        transfers[candidate.transfers] *= _partly(candidate.transfer_fix, part)
+    def with_cause(self, cause: Candidate | None, part: float) -> tuple[Floats, Floats]:
+        """Every candidate undone but ``cause``, of which ``part`` (0 to 1) of the effect stays."""
+        pieces, transfers = np.ones(self._sizes[0]), np.ones(self._sizes[1])
+        for candidate in self._candidates:
+            stays = part if candidate is cause else 0.0
+            pieces[candidate.pieces] *= candidate.piece_fix + (1 - candidate.piece_fix) * stays
+            transfers[candidate.transfers] *= candidate.transfer_fix + (1 - candidate.transfer_fix) * stays
         return pieces, transfers
-
-
-def _partly(fix: Floats, part: float) -> Floats:
-    """Factor that brings back ``part`` of what ``fix`` took away."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factor = (fix + (1 - fix) * part) / fix
-    return np.where(fix > 0, factor, 1.0)
 
 
 def _finding(context: Context, candidate: Candidate, cost: float, slack: float, hosts: tuple[str, ...]) -> Finding:

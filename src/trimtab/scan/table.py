@@ -78,6 +78,8 @@ class Table:
     coordinates: tuple[Coordinates | None, ...]
     synchronous_device: Bools
     """Per rank: the host is the device (a CPU), so that a pause of the host is a pause of the device."""
+    transfers_on_host: bool
+    """Communication takes the ranks' own processor time (gloo), and stretches where they share cores unevenly."""
 
     @property
     def ranks(self) -> int:
@@ -136,6 +138,7 @@ def build(trace: Trace, warmup: int) -> tuple[Table, list[str]]:
         ops=texts["op"].values,
         coordinates=tuple(info.coordinates for info in infos),
         synchronous_device=np.array([info.device == "cpu" for info in infos]),
+        transfers_on_host=any(info.device != "cuda" for info in infos),
         **columns,
     )
     return table, warnings

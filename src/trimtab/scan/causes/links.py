@@ -22,6 +22,10 @@ from trimtab.scan.table import CODE
 
 LEAST_NOISE = 5e-4
 """Floor for the noise of a link's time, as a share of the step time."""
+LEAST_RATIO = 1.1
+"""A link that is slow by less is not worth a look at its cable ..."""
+LEAST_RATIO_ON_HOST = 1.5
+"""... nor by this, where the ranks' processors carry the transfers and may be shared unevenly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ def slow_link(context: Context, workload: Workload) -> list[Candidate]:
         for link, stretch in zip(members, stretches(x[members], scale, operations.alone[members]), strict=True):
             if stretch is not None and context.bound(stretch, scale, links) > 0:
                 out.append(_candidate(context, operations, int(link), family, stretch, scale))
-    return _merged(out)
+    least = LEAST_RATIO_ON_HOST if context.table.transfers_on_host else LEAST_RATIO
+    return _merged([candidate for candidate in out if candidate.ratio >= least])
 
 
 def _operations(context: Context) -> _Operations:
