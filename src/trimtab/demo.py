@@ -27,10 +27,10 @@ MARKER: Final = ".trimtab-demo"
 _OURS: Final = ("run", "demo.toml", "training.log", "report.html", "report.json", "trace.perfetto-trace")
 _LEAST_STEPS: Final = 6
 _LAYERS_A_STAGE: Final = 2
-_MICROBATCHES: Final = 4
+_MICROBATCHES: Final = 2
 _MICRO_BATCH: Final = 2
 _TAIL_LINES: Final = 12
-_EMULATED_MS: Final = {"layer_forward_ms": 12.0, "embedding_ms": 2.0, "output_ms": 2.0, "optimizer_ms": 12.0}
+_EMULATED_MS: Final = {"layer_forward_ms": 20.0, "embedding_ms": 3.0, "output_ms": 3.0, "optimizer_ms": 20.0}
 """Long enough that eight processes on two cores finish their arithmetic in time; both stages have the same to do."""
 
 
@@ -41,7 +41,7 @@ class Options:
     out: Path = Path("trimtab-demo")
     fault: str | None = None
     """``kind:key=value,...``; ``none`` for a healthy run; None: the default."""
-    steps: int = 16
+    steps: int = 20
     data: Path | None = None
     layout: str | None = None
     """For example ``tp2,pp2,dp2``; None: by the number of devices."""
