@@ -223,7 +223,7 @@ def demo(
             metavar="KIND:KEY=VALUE,...", help="Fault to inject, or none. Default: a rank computes 1.5x slower."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps; the fault begins in the middle.")] = 16,
+    steps: Annotated[int, typer.Option(help="Training steps; the fault begins in the middle.")] = 20,
     layout: Annotated[str | None, typer.Option(metavar="TP2,PP2,DP2", help="Parallel layout.")] = None,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is written.")] = Path("trimtab-demo"),

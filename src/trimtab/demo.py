@@ -27,6 +27,8 @@ MARKER: Final = ".trimtab-demo"
 _OURS: Final = ("run", "demo.toml", "training.log", "report.html", "report.json", "trace.perfetto-trace")
 _LEAST_STEPS: Final = 6
 _LAYERS_A_STAGE: Final = 2
+_GPU_MODEL: Final = {"--hidden-size": 2048, "--heads": 16, "--seq-length": 2048}
+"""Large enough that a GPU, and not its host, sets the pace."""
 _MICROBATCHES: Final = 2
 _MICRO_BATCH: Final = 2
 _TAIL_LINES: Final = 12
@@ -79,7 +81,7 @@ def plan(options: Options, gpus: int, environment: Mapping[str, str]) -> Plan:
     command = (
         *(sys.executable, "-m", "trimtab", "run", "--config", str(out / "demo.toml")),
         str(example_script()),
-        *_script_arguments(topology, options),
+        *_script_arguments(topology, options, emulated),
     )
     return Plan(topology, emulated, options.steps, fault, config, command, _environment(environment, emulated))
 
@@ -141,8 +143,9 @@ def _config_text(run_dir: Path, emulated: bool, fault: str | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _script_arguments(topology: Topology, options: Options) -> list[str]:
+def _script_arguments(topology: Topology, options: Options, emulated: bool) -> list[str]:
     arguments: dict[str, int | str] = {
+        **({} if emulated else _GPU_MODEL),
         "--tp": topology.tp,
         "--pp": topology.pp,
         "--vpp": topology.vpp,
@@ -153,7 +156,8 @@ def _script_arguments(topology: Topology, options: Options) -> list[str]:
     }
     if options.data is not None:
         arguments["--data"] = str(options.data.absolute())
-    return [str(word) for pair in arguments.items() for word in pair]
+    words = [str(word) for pair in arguments.items() for word in pair]
+    return words if emulated else [*words, "--bf16"]
 
 
 def _environment(environment: Mapping[str, str], emulated: bool) -> dict[str, str]:

@@ -248,7 +248,7 @@ def test_an_interrupt_is_clean(command, monkeypatch, slow_run, tmp_path):
 
 def test_demo_trains_scans_and_reports(command, monkeypatch, tmp_path, slow_run):
     def train(planned, out, talk):
-        assert planned.fault == "slow_compute:rank=3,factor=1.5,steps=8-"
+        assert planned.fault == "slow_compute:rank=3,factor=1.5,steps=10-"
         talk("  step 1/16 | loss 5.5")
         (out / "run").symlink_to(slow_run)
 

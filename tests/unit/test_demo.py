@@ -59,7 +59,7 @@ def test_default_fault_slows_rank_3_from_the_middle_on(tmp_path):
 
 
 def test_default_fault_is_on_a_rank_that_exists(tmp_path):
-    assert plan(Options(out=tmp_path), gpus=2, environment={}).fault == "slow_compute:rank=1,factor=1.5,steps=8-"
+    assert plan(Options(out=tmp_path), gpus=2, environment={}).fault == "slow_compute:rank=1,factor=1.5,steps=10-"
 
 
 def test_steps_of_a_fault_are_kept(tmp_path):
