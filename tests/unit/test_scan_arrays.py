@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.scan.arrays import composite, factorize, medians, split, sums
+from trimtab.scan.arrays import composite, factorize, medians, reach, split, sums
 from trimtab.scan.measure import others
 
 times = st.integers(-(10**12), 10**14)
@@ -17,11 +18,27 @@ times = st.integers(-(10**12), 10**14)
 @given(st.lists(st.tuples(st.integers(0, 16_383), times), min_size=1, max_size=50))
 def test_composite_keys_sort_like_pairs_and_split_again(pairs: list[tuple[int, int]]) -> None:
     rank, time = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
-    keys = composite(rank, time)
+    keys = composite(rank, time, 16_384)
     assert [pairs[i] for i in np.argsort(keys, kind="stable")] == sorted(pairs)
-    again = split(keys)
+    again = split(keys, 16_384)
     assert (again[0] == rank).all()
     assert (again[1] == time).all()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 128, 10_000])
+@given(data=st.data())
+def test_no_time_makes_a_key_of_another_rank(ranks: int, data: st.DataObject) -> None:
+    rank = np.array([data.draw(st.integers(0, ranks - 1))])
+    time = np.array([data.draw(st.integers(-(2**63), 2**63 - 1))])
+    keys = composite(rank, time, ranks)
+    assert 0 <= int(keys[0]) < 2**62
+    again = split(keys, ranks)
+    assert again[0] == rank
+    assert again[1] == np.clip(time, -reach(ranks), reach(ranks) - 1)
+
+
+def test_keys_hold_runs_of_months() -> None:
+    assert reach(128) > 200 * 86_400 * 10**9
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(-1e6, 1e6)), max_size=60))

@@ -7,13 +7,17 @@ import json
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scan_jobs import TP2_PP2_DP2, edited
 
 from trimtab.config import ScanConfig
 from trimtab.scan import analyze, match, table
 from trimtab.scan.model import FindingKind, Verdict
+from trimtab.topology import Topology
+from trimtab.traces.own import TIMES
 from trimtab.traces.synthetic import SyntheticFault, SyntheticJob, generate
-from trimtab.traces.table import Trace
+from trimtab.traces.table import COLUMNS, Trace
 
 SLOW_3 = SyntheticFault("slow_compute", ranks=(3,), factor=1.5)
 
@@ -98,6 +102,72 @@ def test_matching_counts_by_group_operation_and_sequence() -> None:
     assert set(matches.size[matches.p2p]) == {2}
 
 
+EDGES = (-(2**63), -(2**62), -(10**15), -1, 0, 1, 10**15, 2**62, 2**63 - 1)
+NUMBERS = [name for name, kind in COLUMNS.items() if kind in (pl.Int32, pl.Int64) and name != "rank"]
+SMALL = generate(SyntheticJob(Topology(pp=2, dp=2), steps=5, layers=2, microbatches=2))
+
+
+@settings(max_examples=150, deadline=None)
+@given(column=st.sampled_from(NUMBERS), value=st.sampled_from((*EDGES, None)), every=st.sampled_from([1, 7, 400]))
+def test_no_number_in_an_event_makes_scan_fail(column: str, value: int | None, every: int) -> None:
+    """A report, or one line of why there is none; warnings are errors in tests, so overflows would show, too."""
+    if value is not None and COLUMNS[column] == pl.Int32:
+        value = max(-(2**31), min(value, 2**31 - 1))
+    hit = pl.int_range(pl.len()) % every == 0
+    events = SMALL.events.with_columns(
+        pl.when(hit).then(pl.lit(value, COLUMNS[column])).otherwise(pl.col(column)).alias(column)
+    )
+    try:
+        got = analyze(edited(SMALL, events)).report
+    except ValueError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        json.dumps(got.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("ahead", [-(10**18), -(10**15), 10**14, 10**18])
+def test_a_clock_that_is_days_off_is_brought_back(ahead: int) -> None:
+    trace = slow_trace()
+    ranks = {rank: dataclasses.replace(info, clock=f"host {rank // 4}") for rank, info in trace.ranks.items()}
+    moved = [pl.when(pl.col("rank") >= 4).then(pl.col(n) + ahead).otherwise(n).alias(n) for n in TIMES]
+    got = analyze(dataclasses.replace(trace, ranks=ranks, events=trace.events.with_columns(moved))).report
+    assert [(finding.kind, finding.ranks) for finding in got.findings] == [(FindingKind.SLOW_RANK, (3,))]
+    assert [warning for warning in got.warnings if "hours off" in warning]
+    assert got.clock.aligned
+    assert got.clock.error_us.max < 1000
+
+
+def test_steps_that_lie_years_apart_are_not_judged_together() -> None:
+    trace = slow_trace()
+    later = [pl.when(pl.col("step") >= 9).then(pl.col(n) + 10**18).otherwise(n).alias(n) for n in TIMES]
+    got = analyze(edited(trace, trace.events.with_columns(later))).report
+    assert any("too far from the others in time" in warning for warning in got.warnings)
+    assert [finding.ranks for finding in got.findings] == [(3,)]
+
+
+def test_steps_of_a_week_are_judged_together() -> None:
+    trace = slow_trace()
+    hours = [(pl.col(n) + pl.col("step").fill_null(0).cast(pl.Int64) * 8 * 3_600 * 10**9).alias(n) for n in TIMES]
+    got = analyze(edited(trace, trace.events.with_columns(hours))).report
+    assert got.job.steps == 11
+    assert [finding.ranks for finding in got.findings] == [(3,)]
+
+
+def test_an_event_that_never_ends_is_left_out() -> None:
+    trace = slow_trace()
+    endless = pl.when((pl.col("rank") == 1) & (pl.col("event_id") == 100)).then(2**61 * 3 // 2).otherwise("end")
+    got = analyze(edited(trace, trace.events.with_columns(endless.alias("end")))).report
+    assert "1 events on ranks 1 last longer than any run; left out" in got.warnings
+    assert [finding.ranks for finding in got.findings] == [(3,)]
+
+
+def test_steps_without_events_cannot_be_judged() -> None:
+    trace = slow_trace()
+    steps = trace.events.filter(pl.col("name").cast(pl.String) == "step")
+    with pytest.raises(ValueError, match="hold no event but themselves"):
+        analyze(edited(trace, steps))
+
+
 def test_report_is_plain_finite_json() -> None:
     got = analyze(slow_trace()).report
     text = json.dumps(got.as_dict(), allow_nan=False)
@@ -111,3 +181,14 @@ def test_stricter_configuration_hides_small_findings() -> None:
 
 def test_same_input_same_report() -> None:
     assert analyze(slow_trace()).report == analyze(slow_trace()).report
+
+
+def test_holes_that_sampling_leaves_are_nobodys_work() -> None:
+    trace = generate(SyntheticJob(TP2_PP2_DP2, steps=40, faults=(SLOW_3,), ranks_per_host=2))
+    whole = analyze(trace).report
+    sampled = analyze(edited(trace, trace.events.filter(pl.col("step") % 10 < 3))).report
+    assert sampled.job.steps == 11
+    assert [finding.ranks for finding in sampled.findings] == [(3,)]
+    assert sampled.step_time_s.replayed == pytest.approx(whole.step_time_s.replayed, rel=0.02)
+    assert sampled.step_time_s.actual == pytest.approx(whole.step_time_s.actual, rel=0.02)
+    assert not sampled.warnings

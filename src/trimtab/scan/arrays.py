@@ -21,9 +21,11 @@ def reach(ranks: int) -> int:
 def composite(rank: Ints, time: Ints, ranks: int) -> Ints:
     """One sortable key out of (rank, time): ranks apart, times in order within each.
 
-    ``rank`` is a dense index below ``ranks``, ``time`` nanoseconds after the origin, nearer than :func:`reach`.
+    ``rank`` is a dense index below ``ranks``, ``time`` nanoseconds after the origin; times beyond :func:`reach` of
+    it become the nearest within, so that none passes for one of another rank.
     """
-    return (rank << _span_bits(ranks)) + time + reach(ranks)
+    most = reach(ranks)
+    return (rank << _span_bits(ranks)) + np.clip(time, -most, most - 1) + most
 
 
 def split(key: Ints, ranks: int) -> tuple[Ints, Ints]:

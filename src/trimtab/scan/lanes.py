@@ -95,7 +95,7 @@ def _nodes(table: Table, matches: Matches) -> Nodes:
     kept = (time >= steps.begin[rank, 0]) & (time <= last)
     rank, time, kind, comm, blocked = rank[kept], time[kept], kind[kept], comm[kept], blocked[kept]
     # A communication of no duration is reached before it is done, and a lane finishes after everything else.
-    order = np.lexsort((kind, np.where(kind == DONE, blocked, time), composite(rank, time)))
+    order = np.lexsort((kind, np.where(kind == DONE, blocked, time), composite(rank, time, ranks)))
     rank, time, kind, comm, blocked = rank[order], time[order], kind[order], comm[order], blocked[order]
     return Nodes(rank, time, kind, comm, np.minimum(blocked, time), _step_index(table, rank, time))
 
@@ -114,8 +114,8 @@ def _rows_of_events(table: Table, rows: Ints, rank: Ints, event: Ints) -> Ints:
 
 def _step_index(table: Table, rank: Ints, time: Ints) -> Ints:
     steps = table.steps
-    marks = composite(np.repeat(np.arange(table.ranks), steps.count), steps.begin.ravel())
-    at = np.searchsorted(marks, composite(rank, time), side="right") - 1
+    marks = composite(np.repeat(np.arange(table.ranks), steps.count), steps.begin.ravel(), table.ranks)
+    at = np.searchsorted(marks, composite(rank, time, table.ranks), side="right") - 1
     return np.clip(at - rank * steps.count, 0, steps.count - 1)
 
 
@@ -139,7 +139,7 @@ def _paint(table: Table, rows: Ints) -> _Painted:
     opens = np.r_[np.ones(n, dtype=np.int64), np.zeros(n, dtype=np.int64)]
     # At equal times: ends before starts; inner ends first (latest begin), outer starts first (latest end).
     inner = np.r_[-end, -begin]
-    order = np.lexsort((inner, (composite(both, time) << 1) | opens))
+    order = np.lexsort((inner, (composite(both, time, table.ranks) << 1) | opens))
     both, time, opens = both[order], time[order], opens[order]
     who = np.r_[rows, rows][order]
     depth = np.cumsum(np.where(opens == 1, 1, -1))
@@ -160,14 +160,15 @@ def _pieces(table: Table, nodes: Nodes) -> Pieces:
     merged = table.synchronous_device[table.rank]
     device = _paint(table, np.flatnonzero(blocking | compute | (host & merged)))
     beside = _paint(table, np.flatnonzero(host & ~merged))
-    rank = np.concatenate([nodes.rank, device.rank, beside.rank])
-    time = np.concatenate([nodes.time, device.start, beside.start])
-    moments = np.sort(composite(rank, time))
+    ends = table.steps.end  # where sampling leaves a hole behind a step, the hole is nobody's work
+    rank = np.concatenate([nodes.rank, device.rank, beside.rank, np.repeat(np.arange(table.ranks), ends.shape[1])])
+    time = np.concatenate([nodes.time, device.start, beside.start, ends.ravel()])
+    moments = np.sort(composite(rank, time, table.ranks))
     moments = moments[np.r_[True, moments[1:] != moments[:-1]]]
-    rank, time = split(moments)
-    row = _label_at(device, moments)
-    row = np.where(row < 0, _label_at(beside, moments), row)
-    keys = composite(nodes.rank, nodes.time)
+    rank, time = split(moments, table.ranks)
+    row = _label_at(device, moments, table.ranks)
+    row = np.where(row < 0, _label_at(beside, moments, table.ranks), row)
+    keys = composite(nodes.rank, nodes.time, table.ranks)
     edge = np.searchsorted(keys, moments, side="right")
     following = np.r_[moments[1:], moments[-1:]]
     duration = np.where(np.r_[rank[1:], -1] == rank, following - moments, 0)
@@ -181,13 +182,13 @@ def _pieces(table: Table, nodes: Nodes) -> Pieces:
     return Pieces(rank, nodes.step[edge - 1], kind, row, time, duration, edge)
 
 
-def _label_at(painted: _Painted, moments: Ints) -> Ints:
+def _label_at(painted: _Painted, moments: Ints, ranks: int) -> Ints:
     """Innermost row at each moment, -1 where nothing is painted on that rank."""
     if not len(painted.start):
         return np.full(len(moments), -1)
-    keys = composite(painted.rank, painted.start)
+    keys = composite(painted.rank, painted.start, ranks)
     at = np.searchsorted(keys, moments, side="right") - 1
-    same = (at >= 0) & (painted.rank[np.maximum(at, 0)] == split(moments)[0])
+    same = (at >= 0) & (painted.rank[np.maximum(at, 0)] == split(moments, ranks)[0])
     return np.where(same, painted.row[np.maximum(at, 0)], -1)
 
 

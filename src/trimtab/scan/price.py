@@ -78,7 +78,7 @@ def _least(context: Context, candidate: Candidate, clock_error_s: float) -> floa
 def _at_most(context: Context, candidate: Candidate) -> float:
     """Seconds a step that undoing the cause could give back if nothing were hidden."""
     pieces = context.measures.pieces
-    work = pieces.duration[candidate.pieces] * (1 - candidate.piece_fix)
+    work = pieces.duration[candidate.pieces] * np.maximum(0.0, 1 - candidate.piece_fix)  # some fixes move work
     by_rank = sums(pieces.rank[candidate.pieces], work, context.table.ranks).max(initial=0.0)
     moved = context.transfers.duration[candidate.transfers] * (1 - candidate.transfer_fix)
     return (by_rank + float(moved.sum())) / 1e9 / max(1, len(context.steps))

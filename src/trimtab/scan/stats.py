@@ -103,7 +103,8 @@ def _best(
         rest = np.where(usable, outside, 1)
         mean = np.where(usable, mean - (total[-1] - inside) / rest, -np.inf)
         error = noise_.sigma * np.sqrt(1 / length + 1 / rest)
-    best = int(np.argmax(mean / error))
+    with np.errstate(over="ignore"):
+        best = int(np.argmax(mean / error))
     if not mean[best] > 0:
         return None
     return Stretch(int(edges[first[best]]), int(edges[last[best]]) - 1, float(mean[best]), float(error[best]))

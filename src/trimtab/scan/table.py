@@ -1,11 +1,13 @@
 """The judged part of a trace as flat numpy arrays: which steps count, and one row per event in them.
 
 Everything after this file works on these arrays; ranks are dense indices 0..R-1 here (``ids`` maps back) and
-times are int64 nanoseconds after ``origin``, so that sums and differences are exact.
+times are int64 nanoseconds after ``origin``, so that sums and differences are exact. Clocks that are hours apart
+have origins as far apart; what is left of the difference is for the alignment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +15,15 @@ import numpy as np
 import polars as pl
 
 from trimtab.events import COMM_KINDS, COMPUTE_KINDS, NAME_STEP, NAME_WAIT, STREAM_COMPUTE, Kind
-from trimtab.scan.arrays import Bools, Floats, Ints, composite, lookup
+from trimtab.scan.arrays import Bools, Floats, Ints, composite, lookup, reach
 from trimtab.topology import Coordinates
-from trimtab.traces.table import KIND, Trace
+from trimtab.traces.table import KIND, RankInfo, Trace
 
 KINDS: tuple[Kind, ...] = tuple(Kind)
+HOURS_OFF_NS = 3_600_000_000_000
+"""Clocks of one job that are further apart than this are brought together before anything is compared."""
+EARLIEST_NS, LATEST_NS = -(1 << 62), 1 << 62
+"""Times beyond are damage; within, differences do not overflow."""
 CODE: dict[Kind, int] = {kind: code for code, kind in enumerate(KINDS)}
 COMM_CODES = tuple(CODE[kind] for kind in COMM_KINDS)
 
@@ -46,7 +52,8 @@ class Table:
 
     ids: Ints
     """Global rank of each dense rank index."""
-    origin: int
+    origin: Ints
+    """By dense rank: the Unix time that its times are counted from, equal for ranks of one clock."""
     steps: Steps
     rank: Ints
     step: Ints
@@ -121,14 +128,17 @@ def build(trace: Trace, warmup: int) -> tuple[Table, list[str]]:
     ids = np.array(sorted(trace.ranks), dtype=np.int64)
     events, warnings = _sane(trace.events)
     texts = {column: _encode(events[column]) for column in ("name", "group", "op")}
-    origin = int(events.select(pl.col("start").min()).item() or 0) if events.height else 0
-    steps, more = _judged_steps(events, ids, origin, warmup)
+    infos = [trace.ranks[int(rank)] for rank in ids]
+    origin, steps, more = _judged_steps(spans, ids, clocks_of(infos), warmup)
     warnings += more
     columns = _columns(events, texts, ids, origin)
-    columns["step"] = _step_of(columns, steps, len(ids))
+    near, more = _within_reach(columns, ids)
+    warnings += more
+    columns["step"] = np.where(near, _step_of(columns, steps, len(ids)), -1)
     keep = (columns["step"] >= 0) & ~columns.pop("is_step")
+    if not keep.any():
+        raise ValueError("the judged steps hold no event but themselves: nothing can be judged; record layers, too")
     columns = {key: value[keep] for key, value in columns.items()}
-    infos = [trace.ranks[int(rank)] for rank in ids]
     table = Table(
         ids=ids,
         origin=origin,
@@ -147,7 +157,10 @@ def build(trace: Trace, warmup: int) -> tuple[Table, list[str]]:
 def _sane(events: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     """Without events that end before they start (a clock that jumped) or have no times."""
     good = events.filter(
-        (pl.col("end") >= pl.col("start")) & (pl.col("ready").is_null() | (pl.col("ready") <= pl.col("end")))
+        (pl.col("end") >= pl.col("start"))
+        & (pl.col("ready").is_null() | (pl.col("ready") <= pl.col("end")))
+        & (pl.min_horizontal("ready", "start") > EARLIEST_NS)
+        & (pl.col("end") < LATEST_NS)
     )
     lost = events.height - good.height
     if not lost:
@@ -161,8 +174,15 @@ def _some(ranks: list[int], most: int = 8) -> str:
     return f"{shown}, ... ({len(ranks)})" if len(ranks) > most else shown
 
 
-def _judged_steps(events: pl.DataFrame, ids: Ints, origin: int, warmup: int) -> tuple[Steps, list[str]]:
+def clocks_of(infos: Sequence[RankInfo]) -> list[str]:
+    """The clock domain of each rank; a rank that names none has one of its own."""
+    return [info.clock or f"rank {info.rank}" for info in infos]
+
+
+def _judged_steps(events: pl.DataFrame, ids: Ints, clocks: Sequence[str], warmup: int) -> tuple[Ints, Steps, list[str]]:
+    """The origin of each rank's times, the steps, warnings."""
     marks = events.filter((pl.col("kind") == Kind.HOST.value) & (pl.col("name").cast(pl.String) == NAME_STEP))
+    marks = marks.filter(pl.col("step").is_not_null())
     spans = marks.select("rank", "step", "start", "end") if marks.height else _steps_from_events(events)
     if not spans.height:
         raise ValueError("the trace holds no training step: nothing can be judged; record at least three steps")
@@ -174,16 +194,64 @@ def _judged_steps(events: pl.DataFrame, ids: Ints, origin: int, warmup: int) -> 
         warnings.append(f"{lost} steps were not recorded by every rank; they are left out")
     if not len(whole):
         raise ValueError("no step was recorded by every rank: nothing can be compared; record the same steps on all")
-    skip = min(warmup, max(0, len(whole) - 3))
-    numbers = whole.to_numpy()[skip:].astype(np.int64)
+    numbers = whole.to_numpy().astype(np.int64)
     chosen = spans.filter(pl.col("step").is_in(numbers.tolist()))
     shape = (len(ids), len(numbers))
-    begin = chosen["start"].to_numpy().astype(np.int64).reshape(shape) - origin
-    end = chosen["end"].to_numpy().astype(np.int64).reshape(shape) - origin
+    begin, end = (chosen[name].to_numpy().astype(np.int64).reshape(shape) for name in ("start", "end"))
+    origin, more = _origins(begin, clocks)
+    warnings += more
+    begin, end = begin - origin[:, None], end - origin[:, None]
+    near = ((np.abs(begin) < _limit(ids)) & (np.abs(end) < _limit(ids))).all(axis=0)
+    if not near.all():
+        warnings.append(f"{(~near).sum()} steps lie too far from the others in time to be judged with them; left out")
+    if not near.any():
+        raise ValueError("the ranks' times have nothing in common: nothing can be compared; are these of one run?")
+    skip = min(warmup, max(0, int(near.sum()) - 3))
+    numbers, begin, end = numbers[near][skip:], begin[:, near][:, skip:], end[:, near][:, skip:]
     jumped = (np.diff(begin, axis=1) < 0).any(axis=1)
     if jumped.any():
         warnings.append(f"step times of ranks {_some(ids[jumped].tolist())} run backwards: the clock jumped")
-    return Steps(numbers, begin, end), warnings
+    return origin, Steps(numbers, begin, end), warnings
+
+
+def _origins(begin: Ints, clocks: Sequence[str]) -> tuple[Ints, list[str]]:
+    """The middle of the run for each rank, by its own clock if that is hours off, and who that is.
+
+    Medians are lower ones: an integer that was there is exact, a mean of two is not, and two halves of a run with a
+    jump between them have no middle.
+    """
+    names = sorted(set(clocks))
+    of_rank = np.array([names.index(name) for name in clocks])
+    by_clock = np.stack([_low_median(begin[of_rank == clock]) for clock in range(len(names))])
+    common = _low_median(by_clock)
+    ahead = np.array([_low_median(own - common) for own in by_clock])
+    ahead[np.abs(ahead) < HOURS_OFF_NS] = 0
+    warnings = [
+        f"the clock of {names[clock]!r} is {ahead[clock] / 3.6e12:+,.0f} hours off; its times were moved"
+        for clock in np.flatnonzero(ahead)
+    ]
+    return np.asarray(_low_median(common) + ahead[of_rank], dtype=np.int64), warnings
+
+
+def _low_median(values: Ints) -> Any:
+    """Median over the first axis; of an even number the lower one of the two in the middle."""
+    return np.sort(values, axis=0)[(len(values) - 1) // 2]
+
+
+def _limit(ids: Ints) -> int:
+    """Times as far as this from the origin are judged; clocks that are aligned later move them a little."""
+    return reach(len(ids)) // 4 * 3
+
+
+def _within_reach(columns: dict[str, Any], ids: Ints) -> tuple[Bools, list[str]]:
+    """Which events can be placed, and a warning of those that would lie in the run if their times made sense."""
+    inside = [np.abs(columns[name]) < _limit(ids) for name in ("ready", "start", "end")]
+    near = np.logical_and.reduce(inside)
+    strange = np.logical_or.reduce(inside) & ~near
+    if not strange.any():
+        return near, []
+    ranks = _some(ids[np.unique(columns["rank"][strange])].tolist())
+    return near, [f"{strange.sum()} events on ranks {ranks} last longer than any run; left out"]
 
 
 def _last_one_closed(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -219,16 +287,18 @@ def _encode(column: pl.Series) -> _Texts:
     return _Texts(codes.to_numpy(), tuple(values))
 
 
-def _columns(events: pl.DataFrame, texts: dict[str, _Texts], ids: Ints, origin: int) -> dict[str, Any]:
+def _columns(events: pl.DataFrame, texts: dict[str, _Texts], ids: Ints, origins: Ints) -> dict[str, Any]:
     def integers(name: str) -> Ints:
         return events[name].cast(pl.Int64).fill_null(-1).to_numpy()
 
+    rank = lookup(ids, integers("rank"))
+    origin = origins[rank]
     ready = events["ready"].fill_null(events["start"]).to_numpy().astype(np.int64) - origin
     kind = events["kind"].cast(KIND).to_physical().cast(pl.Int64).to_numpy()
     host = kind == CODE[Kind.HOST]
     name = texts["name"]
     return {
-        "rank": lookup(ids, integers("rank")),
+        "rank": rank,
         "kind": kind,
         "name": name.codes,
         "in_place": (events["stream"].cast(pl.String) == STREAM_COMPUTE).fill_null(False).to_numpy(),
@@ -256,8 +326,8 @@ def _columns(events: pl.DataFrame, texts: dict[str, _Texts], ids: Ints, origin: 
 def _step_of(columns: dict[str, Any], steps: Steps, ranks: int) -> Ints:
     """Index of the judged step in which each event begins, -1 outside."""
     moment = np.where(np.isin(columns["kind"], COMM_CODES), columns["ready"], columns["start"])
-    marks = composite(np.repeat(np.arange(ranks), steps.count), steps.begin.ravel())
-    at = np.searchsorted(marks, composite(columns["rank"], moment), side="right") - 1
+    marks = composite(np.repeat(np.arange(ranks), steps.count), steps.begin.ravel(), ranks)
+    at = np.searchsorted(marks, composite(columns["rank"], moment, ranks), side="right") - 1
     inside = (at >= 0) & (at // max(1, steps.count) == columns["rank"])
     at = np.where(inside, at, 0)
     inside &= moment < steps.end.ravel()[at]

@@ -31,6 +31,8 @@ class Transfers:
     """Waits for the last member to arrive; else it depends on its own arrival only."""
     duration: Floats
     """Nanoseconds from the last arrival (from its own if not joint) to completion."""
+    guessed: Bools
+    """Nobody saw the transfer itself: ``duration`` is the most that it can have taken, or what is usual."""
     spent: Ints
     """Nanoseconds that the lane spent returning from a communication that was already complete."""
     cls: Ints
@@ -66,7 +68,8 @@ def observe(table: Table, matches: Matches, nodes: Nodes, clock_error_ns: float)
     spent = np.where(idle, nodes.time[done] - nodes.blocked[done], 0)
     cls, link = _classes(table, matches, row, comm)
     guessed = (idle & joint) | _lacks_a_rank(table, matches, row, comm)
-    return Transfers(done, post, comm, joint, _capped(duration, guessed, joint, cls), spent, cls, link, last)
+    duration = _capped(duration, guessed, joint, cls, table.step[row])
+    return Transfers(done, post, comm, joint, duration, guessed, spent, cls, link, last)
 
 
 def _classes(table: Table, matches: Matches, row: Ints, comm: Ints) -> tuple[Ints, Ints]:
@@ -89,8 +92,11 @@ def _lacks_a_rank(table: Table, matches: Matches, row: Ints, comm: Ints) -> Bool
     return absent | (matches.complete & ~matches.whole)[comm]
 
 
-def _capped(duration: Floats, guessed: Bools, joint: Bools, cls: Ints) -> Floats:
-    """Where nobody saw the transfer itself, it took no longer than is usual in its class."""
+def _capped(duration: Floats, guessed: Bools, joint: Bools, cls: Ints, step: Ints) -> Floats:
+    """Where nobody saw the transfer itself, it took no longer than is usual in its class: in its step, if known."""
     seen = ~guessed & joint
     usual = medians(cls[seen], duration[seen], int(cls.max(initial=-1)) + 1)[cls]
+    cell, first = factorize(cls, step)
+    in_step = medians(cell[seen], duration[seen], len(first))[cell]
+    usual = np.where(np.isfinite(in_step), in_step, usual)
     return np.where(guessed, np.fmin(duration, usual), duration)

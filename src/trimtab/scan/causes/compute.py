@@ -122,7 +122,7 @@ def global_slowdown(context: Context, workload: Workload) -> list[Candidate]:
         return []
     with np.errstate(divide="ignore", invalid="ignore"):
         x = np.log(compute / np.median(compute, axis=1, keepdims=True))
-    x = np.nan_to_num(x)
+    x = np.where(np.isfinite(x), x, 0.0)
     common = np.median(x, axis=0)[None, :]
     scale = noise(common, LEAST_NOISE)
     stretch = stretches(common, scale, np.array([True]))[0]

@@ -32,8 +32,9 @@ def host_cause(kind: FindingKind, work: Kind, words: str) -> Callable[[Context, 
         reference = others(seconds, measures.peers.group)
         alone = measures.peers.alone
         if alone.any():
-            # Without peers any rank's median will do: host work is of the same sort everywhere.
-            reference = np.where(alone[:, None], np.median(seconds, axis=0), reference)
+            # Without peers all other ranks will do: host work is of the same sort everywhere.
+            anybody = others(seconds, np.zeros_like(measures.peers.group))
+            reference = np.where(alone[:, None], np.nan_to_num(anybody), reference)
         x = (seconds - reference) / measures.step_s
         scale = noise(x, LEAST_NOISE)
         found = stretches(x, scale)

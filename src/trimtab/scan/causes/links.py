@@ -30,16 +30,22 @@ LEAST_RATIO_ON_HOST = 1.5
 
 @dataclass(frozen=True, slots=True)
 class _Operations:
-    """One row for each communication that somebody waited for."""
+    """One row for each communication that joined its members."""
 
     comm: Ints
     link: Ints
     step: Ints
-    duration: Floats
+    seen: Bools
+    """Somebody waited for it, and so saw how long it took."""
     typical: Floats
     """Median of its class on its link in its step: a single late one is the scheduler's, not the link's."""
     usual: Floats
     """What is typical on the other links in the same step; without others, on this link over all steps."""
+    duration: Floats
+    lonely: Bools
+    """No other link has an operation like this one in its step."""
+    pair: Ints
+    """Like operations on one link: dense ids."""
     alone: Bools
     """By link: some of its operations have no like on another link."""
 
@@ -51,7 +57,7 @@ def slow_link(context: Context, workload: Workload) -> list[Candidate]:
     if not len(operations.comm):
         return []
     links, steps = len(operations.alone), len(context.steps)
-    late = operations.typical - operations.usual
+    late = np.where(operations.seen, np.nan_to_num(operations.typical - operations.usual), 0.0)
     excess = sums(operations.link * steps + operations.step, late, links * steps)
     x = excess.reshape(links, steps) / 1e9 / context.measures.step_s
     out = []
@@ -61,27 +67,44 @@ def slow_link(context: Context, workload: Workload) -> list[Candidate]:
             if stretch is not None and context.bound(stretch, scale, links) > 0:
                 out.append(_candidate(context, operations, int(link), family, stretch, scale))
     least = LEAST_RATIO_ON_HOST if context.table.transfers_on_host else LEAST_RATIO
-    return _merged([candidate for candidate in out if candidate.ratio >= least])
+    # What a rank exchanges with itself alone passes no link, however long it takes.
+    return _merged([candidate for candidate in out if candidate.ratio >= least and len(candidate.ranks) > 1])
 
 
 def _operations(context: Context) -> _Operations:
-    """The longest observed transfer of each joint communication, and what is usual for it."""
+    """The longest transfer of each joint communication, one that was seen if there is any, and what is usual for it."""
     transfers, table = context.transfers, context.table
     joint = np.flatnonzero(transfers.joint)
-    order = joint[np.lexsort((transfers.duration[joint], transfers.comm[joint]))]
+    order = joint[np.lexsort((transfers.duration[joint], ~transfers.guessed[joint], transfers.comm[joint]))]
     comm = transfers.comm[order]
     longest = order[np.r_[comm[1:] != comm[:-1], True]] if len(order) else order
     cls, link, duration = transfers.cls[longest], transfers.link[longest], transfers.duration[longest]
-    step = table.step[context.row_of_transfer[longest]]
-    cell, first = factorize(cls, step, link)
-    typical = medians(cell, duration, len(first))
-    elsewhere = medians_of_others(factorize(cls[first], step[first])[0], typical)[cell]
-    pair, one = factorize(cls, link)
-    own = medians(pair, duration, len(one))[pair]
+    row = context.row_of_transfer[longest]
+    step, seen = table.step[row], ~transfers.guessed[longest]
+    # Both directions between two ranks share a cable: neither tells what is usual for the other.
+    near, one = factorize(cls, step, _cables(table.src[row], table.dst[row], link))
+    by_cable = medians(near[seen], duration[seen], len(one))
+    others, known = np.full(len(one), np.nan), np.isfinite(by_cable)
+    others[known] = medians_of_others(factorize(cls[one[known]], step[one[known]])[0], by_cable[known])
+    elsewhere = others[near]
     lonely = np.isnan(elsewhere)
-    alone = np.bincount(link[lonely], minlength=int(link.max(initial=-1)) + 1) > 0
-    usual = np.where(lonely, own, elsewhere)
-    return _Operations(transfers.comm[longest], link, step, duration, typical[cell], usual, alone)
+    pair, _ = factorize(cls, link)
+    usual = np.where(lonely, _typical(pair, seen, duration), elsewhere)
+    alone = np.bincount(link[lonely & seen], minlength=int(link.max(initial=-1)) + 1) > 0
+    typical = _typical(factorize(cls, step, link)[0], seen, duration)
+    return _Operations(transfers.comm[longest], link, step, seen, typical, usual, duration, lonely, pair, alone)
+
+
+def _typical(index: Ints, seen: Bools, duration: Floats) -> Floats:
+    """For each operation the median of those that were seen and have its ``index``; NaN where none was."""
+    return medians(index[seen], duration[seen], int(index.max(initial=-1)) + 1)[index]
+
+
+def _cables(src: Ints, dst: Ints, link: Ints) -> Ints:
+    """Dense ids of pairs of ranks, whichever of the two sends; for collectives of the group."""
+    message = src >= 0
+    low, high = np.minimum(src, dst), np.maximum(src, dst)
+    return factorize(message, np.where(message, low, -1), np.where(message, high, link))[0]
 
 
 def _families(context: Context, operations: _Operations) -> list[tuple[str, Ints]]:
@@ -105,15 +128,17 @@ def _candidate(
 ) -> Candidate:
     table, transfers, links = context.table, context.transfers, len(operations.alone)
     mine = (operations.link == link) & (operations.step >= stretch.first) & (operations.step <= stretch.last)
+    usual = _usual_outside(operations, link, mine)
     target = np.full(int(transfers.comm.max()) + 1, np.nan)
-    target[operations.comm[mine]] = operations.usual[mine]
+    target[operations.comm[mine]] = usual
     chosen = np.flatnonzero(transfers.joint & np.isfinite(target[transfers.comm]))
     with np.errstate(divide="ignore"):
         fix = np.minimum(1.0, target[transfers.comm[chosen]] / np.maximum(transfers.duration[chosen], 1.0))
     rows = context.row_of_transfer[chosen]
     ranks = _members(context, rows)
     ops = sorted({table.ops[code] for code in np.unique(table.op[rows]) if code >= 0})
-    took, expected = float(operations.typical[mine].mean()), float(operations.usual[mine].mean())
+    seen = operations.seen[mine]
+    took, expected = float(operations.typical[mine][seen].mean()), float(usual[seen].mean())
     pair = (int(table.ids[ranks[0]]), int(table.ids[ranks[1]])) if len(ranks) == 2 else None
     where = f"between ranks {pair[0]} and {pair[1]}" if pair else f"among {describe_ranks(context, ranks)}"
     versus = "in its other steps" if operations.alone[link] else "elsewhere"
@@ -135,6 +160,15 @@ def _candidate(
         link=pair,
         least_share=hiccup_share(context, stretch.length),
     )
+
+
+def _usual_outside(operations: _Operations, link: int, mine: Bools) -> Floats:
+    """What is usual for the operations ``mine`` of ``link``; for those without others, what it was in the rest of
+    the steps: a median over all steps would be the slow one where most of them are slow."""
+    rest = (operations.link == link) & operations.seen & ~mine
+    own = medians(operations.pair[rest], operations.duration[rest], int(operations.pair.max()) + 1)
+    own = own[operations.pair[mine]]
+    return np.where(operations.lonely[mine] & np.isfinite(own), own, operations.usual[mine])
 
 
 def _members(context: Context, rows: Ints) -> Ints:

@@ -44,11 +44,11 @@ def examine(context: Context) -> Workload:
     """Find out whether microbatches differ in length, and by how much."""
     measures = context.measures
     ranks, steps = measures.shape
-    forward, backward = _by_microbatch(context)
-    count = forward.shape[2]
     plain = Workload(np.ones((ranks, steps)))
-    if count < 2:
+    _, count = _microbatches(context)
+    if count < 2 or ranks * steps * count > len(measures.pieces.row):  # numbers that hardly any two have in common
         return plain
+    forward, backward = _by_microbatch(context)
     with np.errstate(divide="ignore", invalid="ignore"):
         long_f, long_b = _centred(np.log(forward)), _centred(np.log(backward))
     usable = np.isfinite(long_f) & np.isfinite(long_b)
@@ -70,10 +70,9 @@ def examine(context: Context) -> Workload:
 
 def _by_microbatch(context: Context) -> tuple[Floats, Floats]:
     """Seconds of forward and of backward, ranks x steps x microbatches."""
-    measures, table = context.measures, context.table
+    measures = context.measures
     pieces = measures.pieces
-    microbatch = np.where(pieces.row >= 0, table.microbatch[np.maximum(pieces.row, 0)], -1)
-    count = int(microbatch.max(initial=-1)) + 1
+    microbatch, count = _microbatches(context)
     shape = (*measures.shape, count)
     out = []
     for codes in ((CODE[Kind.FORWARD],), (CODE[Kind.BACKWARD], CODE[Kind.WGRAD])):
@@ -81,6 +80,14 @@ def _by_microbatch(context: Context) -> tuple[Floats, Floats]:
         index = measures.cell[mine] * count + microbatch[mine]
         out.append(sums(index, pieces.duration[mine], int(np.prod(shape))).reshape(shape))
     return out[0], out[1]
+
+
+def _microbatches(context: Context) -> tuple[Ints, int]:
+    """The microbatch of each piece, -1 where there is none, numbered without gaps, and how many there are."""
+    pieces, table = context.measures.pieces, context.table
+    said = np.where(pieces.row >= 0, table.microbatch[np.maximum(pieces.row, 0)], -1)
+    numbers = np.unique(said[said >= 0])
+    return np.where(said >= 0, np.searchsorted(numbers, said), -1), len(numbers)
 
 
 def _centred(x: Floats) -> Floats:
@@ -114,7 +121,7 @@ def _by_replica(context: Context, factor: Floats, passes: Floats) -> Floats:
 
 
 def _candidate(context: Context, relative: Floats, certain: float, correlation: float) -> Candidate:
-    measures, table = context.measures, context.table
+    measures = context.measures
     peers = measures.peers
     spread = relative.std(axis=(1, 2)) / relative.mean(axis=(1, 2))
     ranks = np.flatnonzero(spread > max(LEAST_SPREAD, 0.5 * spread.max()))
@@ -123,8 +130,7 @@ def _candidate(context: Context, relative: Floats, certain: float, correlation: 
         members = peers.group == part
         level[members] = relative[members].mean(axis=(0, 2))[None, :]
     fix = level[:, :, None] / relative
-    pieces = measures.pieces
-    microbatch = np.where(pieces.row >= 0, table.microbatch[np.maximum(pieces.row, 0)], -1)
+    microbatch, _ = _microbatches(context)
     chosen = np.flatnonzero((microbatch >= 0) & measures.mask(PASS_CODES))
     longest = float(np.quantile(relative[ranks], 0.99))
     return Candidate(
