@@ -163,7 +163,9 @@ class Session:
         """In the order in which they are told: who changes the time of a call before who measures it."""
         observers: list[Observer] = [part for part in (self._injection, emulated) if part is not None]
         if self.recorder is not None:
-            observers.append(_SessionSpans(self.rank, self.recorder, device, emulated))
+            spans = _SessionSpans(self.rank, self.recorder, device, emulated)
+            observers.append(spans)
+            self._undo.callback(spans.tell_oversubscribed)  # of the last step, before the recorder closes
         return observers
 
     def _start_recorder(self, device: Device) -> Recorder:
@@ -310,10 +312,14 @@ class _SessionSpans(SpanObserver):
             actual = torch.distributed.get_rank()
             if actual != self._rank:
                 warn(f"recording as rank {self._rank} what is rank {actual}; attach later, or set RANK and WORLD_SIZE")
+        self.tell_oversubscribed()
+        super().step_begin(step)
+
+    def tell_oversubscribed(self) -> None:
+        """Write into the rank's file how many targets were overrun so far, if that has changed."""
         if self._emulated is not None and self._emulated.oversubscribed != self._oversubscribed:
             self._oversubscribed = self._emulated.oversubscribed
             self._recorder.describe(oversubscribed=self._oversubscribed)
-        super().step_begin(step)
 
 
 def _real_device() -> Device:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from trimtab import __version__, config
-from trimtab.output import STDOUT, replacing, write_text
+from trimtab.output import STDOUT, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,8 +109,9 @@ def _fail(message: str) -> NoReturn:
     sys.exit(EXIT_USAGE)
 
 
-def _talk(line: str) -> None:
-    typer.echo(line, err=True)
+def _talk(text: str) -> None:
+    """Tell on stderr; what others wrote in it (names of files, runs, hosts) does nothing to the terminal."""
+    typer.echo("".join(c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text), err=True)
 
 
 def _version(wanted: bool) -> None:
@@ -170,8 +171,13 @@ def scan(
 
     with _working(f"reading {directory}"):
         trace = _read(directory, run_id)
-    with _working(f"scanning {len(trace.events):,} events of {len(trace.ranks)} ranks"):
-        analysis = analyze(trace, settled.scan)
+    try:
+        with _working(f"scanning {len(trace.events):,} events of {len(trace.ranks)} ranks"):
+            analysis = analyze(trace, settled.scan)
+    except ValueError:  # no report: what is wrong with the files may be why
+        for warning in trace.warnings:
+            _talk(f"trimtab: {warning}")
+        raise
     report = analysis.report
     if json is not None:
         write_text(json, schema.to_json(report))
@@ -180,8 +186,7 @@ def scan(
     if perfetto is not None:
         from trimtab.traces.perfetto import write_perfetto
 
-        with replacing(perfetto) as temporary:
-            write_perfetto(trace, temporary)
+        write_perfetto(trace, perfetto)
     if STDOUT not in (json, html):
         terminal.render(report, _console())
     return EXIT_FOUND if fail_on is FailOn.FINDING and report.findings else 0
@@ -202,8 +207,7 @@ def convert(
     chosen = _step_range(steps) if steps else None
     conversion.writer_for(target)
     trace = _read(source, run_id)
-    with replacing(target) as temporary:
-        written = conversion.write(trace, temporary, chosen)
+    written = conversion.write(trace, target, chosen)
     which = "all steps" if written.steps is None else f"steps {written.steps[0]} to {written.steps[1]}"
     _talk(f"{target}: {written.events} events, {which}")
 

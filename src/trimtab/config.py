@@ -9,6 +9,7 @@ that watch no job turn these into an error.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 ENVIRONMENT_PREFIX = "TRIMTAB_"
+_MOST = {"min_share": 1.0, "stage_share": 1.0, "confidence": 1.0, "ring_events": 1 << 24, "flush_seconds": 3600.0}
+"""Largest values that make sense: shares, and what a rank has memory and patience for."""
 Granularity = Literal["step", "layer", "op"]
 
 
@@ -196,7 +199,7 @@ def _apply(config: Config, tree: Mapping[str, Any], source: str, problems: list[
                 problems.append(f"{where} is not a setting{_hint(key, known[section])}; it is ignored")
                 continue
             try:
-                changes[key] = _convert(value, types[key])
+                changes[key] = _bounded(_convert(value, types[key]), key)
             except ValueError as error:
                 problems.append(f"{where} = {value!r}: {error}; the default is used")
         config = replace(config, **{section: replace(part, **changes)})
@@ -230,9 +233,15 @@ def _convert(value: Any, target: Any) -> Any:
         raise ValueError(f"expected {target.__name__}") from None
     if target is int and isinstance(value, float) and value != number:
         raise ValueError("expected int")
-    if not number >= 0:  # also refuses NaN
-        raise ValueError("must not be negative")
+    if not 0 <= number < math.inf:  # also refuses NaN
+        raise ValueError("must be a finite number, and not negative")
     return number
+
+
+def _bounded(value: Any, key: str) -> Any:
+    if key in _MOST and value > _MOST[key]:
+        raise ValueError(f"must be at most {_MOST[key]:g}")
+    return value
 
 
 def _boolean(value: Any) -> bool:

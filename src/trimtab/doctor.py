@@ -82,6 +82,7 @@ def examine(
         *_devices(),
         *_attachable(),
         *_patches(loaded.config.engine.cpu_shim),
+        *_wrapped_methods(),
         *_configuration(loaded),
         *_record_dir(loaded.config),
     ]
@@ -137,7 +138,7 @@ def _attachable() -> Iterator[Check]:
         yield Check("attach", "PyTorch", State.PROBLEM, f"torch {torch.__version__} is too old: 2.6 or newer is needed")
         return
     if torch.distributed.is_available():
-        detail = "communication is recorded at the dispatcher, without a patch"
+        detail = "communication is recorded at the dispatcher, its ends where a job waits for it (see the patches)"
         yield Check("attach", "torch.distributed", State.OK, detail)
     else:
         yield Check("attach", "torch.distributed", State.PROBLEM, "this torch was built without it")
@@ -168,6 +169,19 @@ def _patches(cpu_shim: bool) -> Iterator[Check]:
             yield Check("patches", patch.name, State.NOTE, f"not applied: {problem}")
         else:
             yield Check("patches", patch.name, State.OK, f"{patch.target} ({patch.why})")
+
+
+def _wrapped_methods() -> Iterator[Check]:
+    """What the recorder itself wraps in torch.distributed."""
+    torch = _torch()
+    if torch is None or not torch.distributed.is_available():
+        return
+    from trimtab.record.work_methods import wrapped
+
+    for owner, method in wrapped():
+        name = f"torch.{owner.__name__}.{method}"
+        detail = f"torch.distributed:{owner.__name__}.{method} (when a communication ends; wrapped while attached)"
+        yield Check("patches", name, State.OK, detail)
 
 
 def _configuration(loaded: Loaded) -> Iterator[Check]:

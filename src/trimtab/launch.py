@@ -95,13 +95,12 @@ def _own_traceback() -> Iterator[None]:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's first frame on; all of it if that is not found."""
-    script = None
-    step = trace
+    """The traceback from the script's first frame on; None where the script has none (it does not compile)."""
+    script = step = trace
     while step is not None:  # our own frames come first, then runpy's, then the script's
         if step.tb_frame.f_code.co_filename == __file__:
             script = step.tb_next
         step = step.tb_next
     while script is not None and "runpy" in script.tb_frame.f_code.co_filename:
         script = script.tb_next
-    return script or trace
+    return script

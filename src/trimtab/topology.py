@@ -16,6 +16,11 @@ class Coordinates:
     dp: int = 0
     pp: int = 0
 
+    def __post_init__(self) -> None:
+        for name, position in asdict(self).items():
+            if position < 0:
+                raise ValueError(f"coordinates: {name}={position}, but positions are counted from 0")
+
     def as_dict(self) -> dict[str, int]:
         """Plain dict, as it is written into file headers."""
         return asdict(self)

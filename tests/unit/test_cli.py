@@ -145,6 +145,26 @@ def test_settings_reach_the_scan(command, slow_run):
     assert json.loads(out)["job"]["steps"] == 5
 
 
+def test_where_nothing_can_be_judged_the_damage_is_told(command, tmp_path):
+    files = own_write.write(generate(job()), tmp_path)
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-2000])
+    code, out, err = command("scan", tmp_path)
+    assert (code, out) == (2, "")
+    assert "its end is cut off or damaged" in err
+    assert "no training step" in err
+    assert all(line.startswith("trimtab: ") for line in err.splitlines())
+
+
+def test_names_do_nothing_to_the_terminal(command, tmp_path):
+    code, _, err = command("scan", tmp_path / "a\x1b[31m\u202e\x07")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert err.strip().isprintable()
+    script = tmp_path / "a\x1b[31m.py"
+    assert command("run", script)[2].strip().isprintable()
+
+
 def test_scan_of_an_empty_directory(command, tmp_path):
     code, _, err = command("scan", tmp_path)
     assert code == 2
@@ -154,7 +174,10 @@ def test_scan_of_an_empty_directory(command, tmp_path):
 def test_results_are_not_written_where_there_is_no_directory(command, slow_run, tmp_path):
     code, _, err = command("scan", slow_run, "--html", tmp_path / "no" / "report.html")
     assert code == 2
-    assert "there is no directory" in err
+    assert (
+        err
+        == f"trimtab: {tmp_path / 'no' / 'report.html'}: cannot be written (there is no directory {tmp_path / 'no'})\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["t.perfetto-trace", "t.json", "t.json.gz", "t.parquet"])
@@ -277,6 +300,13 @@ def test_doctor_finds_nothing_wrong(command, tmp_path):
     assert "megatron.schedule.no_pipelining" in out
     assert "can be written" in out.replace("\n", " ")
     assert not (tmp_path / "run").exists()
+
+
+def test_doctor_lists_what_is_wrapped_in_torch(command, tmp_path):
+    _, out, _ = command("doctor", "--set", f"record.dir={tmp_path}", "--json", "-")
+    patches = {check["name"] for check in json.loads(out)["checks"] if check["section"] == "patches"}
+    wrapped = {"Work.wait", "Work.is_completed", "ProcessGroup._start_coalescing", "ProcessGroup._end_coalescing"}
+    assert {f"torch.{method}" for method in wrapped} <= patches
 
 
 def test_doctor_says_what_is_wrong_with_a_configuration(command, tmp_path):

@@ -93,6 +93,15 @@ def test_detaching_leaves_nothing_behind(tmp_path: Path) -> None:
     session.step()
 
 
+def test_targets_overrun_in_the_last_step_are_counted(tmp_path: Path) -> None:
+    emulate = {"enabled": True, "optimizer_ms": 0.000001}
+    session = trimtab.attach(engine={"name": "torch"}, record={"dir": tmp_path}, emulate=emulate)
+    train(3, session)
+    session.detach()
+    (file,) = files_of(tmp_path)
+    assert file.merged["oversubscribed"] == 3
+
+
 def test_attaching_twice_says_so_and_gives_the_same_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = plain(tmp_path / "a")
     second = plain(tmp_path / "b")

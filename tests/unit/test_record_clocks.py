@@ -36,6 +36,7 @@ class FakeGpu:
         self.rate = rate
         self.behind = 0
         self.initialized = True
+        self.capturing = False
         self.side_stream_works = True
         self.events = 0
 
@@ -45,6 +46,10 @@ class FakeGpu:
 
     def is_initialized(self) -> bool:
         return self.initialized
+
+    def is_current_stream_capturing(self) -> bool:
+        assert self.initialized
+        return self.capturing
 
     def current_device(self) -> int:
         return 3
@@ -117,6 +122,18 @@ def test_a_mark_is_resolved_when_the_device_got_there() -> None:
     assert resolved is not None
     assert abs(resolved - due) < 10_000
     assert device.resolve(mark) == resolved
+
+
+def test_marks_of_a_stream_that_is_captured_are_unknown() -> None:
+    gpu = FakeGpu()
+    device = CudaDevice(gpu, clock=gpu)
+    gpu.capturing = True
+    mark = device.mark()
+    assert mark == UNKNOWN
+    assert device.resolve(mark) == UNKNOWN
+    assert gpu.events == 0, "an event would become a part of the graph"
+    gpu.capturing = False
+    assert device.mark() < UNKNOWN
 
 
 @pytest.mark.parametrize("rate", [1.0, 1.00002, 0.99995])

@@ -43,9 +43,17 @@ with trimtab.span("mine"):
     assert file.merged["closed"] is True
 
 
-def test_an_exception_passes_through_with_the_scripts_own_traceback(tmp_path: Path) -> None:
-    script = "def f():\n    raise KeyError('gone')\n\nf()\n"
-    done = run(tmp_path, script)
+FAILING = {
+    "alone": "def f():\n    raise KeyError('gone')\n\nf()\n",
+    "with a cause": "try:\n    {}['gone']\nexcept KeyError as error:\n    raise ValueError('why') from error\n",
+    "with a hook": "import sys\nsys.excepthook = lambda *a: sys.__excepthook__(*a)\nraise KeyError('gone')\n",
+    "does not compile": "def f(:\n",
+}
+
+
+@pytest.mark.parametrize("how", FAILING)
+def test_an_exception_passes_through_with_the_scripts_own_traceback(tmp_path: Path, how: str) -> None:
+    done = run(tmp_path, FAILING[how])
     assert done.returncode == 1
     plain = subprocess.run(
         [sys.executable, tmp_path / "job" / "train.py"], capture_output=True, text=True, timeout=60, check=False

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from scan_jobs import TP2_PP2_DP2, faulty, report
 
+from trimtab.scan import analyze
 from trimtab.scan.model import FindingKind, Pattern, Verdict
 from trimtab.topology import Topology
-from trimtab.traces.synthetic import SyntheticFault, SyntheticJob
+from trimtab.traces.synthetic import SyntheticFault, SyntheticJob, generate
 
 Fault = SyntheticFault
 
@@ -170,3 +171,12 @@ def test_noise_that_would_hide_a_fault_is_inconclusive_and_says_what_could_be_se
     assert got.verdict is Verdict.INCONCLUSIVE
     assert got.smallest_detectable is not None
     assert got.smallest_detectable > 1.15
+
+
+def test_the_timeline_is_of_a_step_that_the_finding_concerns() -> None:
+    hiccup = Fault("host_stall", ranks=(6,), ms=400, steps=(2, 2))
+    job = faulty(TP2_PP2_DP2, Fault("slow_compute", ranks=(3,), factor=1.5, steps=(6, None)), hiccup, steps=24)
+    found = analyze(generate(job))
+    assert found.report.findings[0].ranks == (3,)
+    assert found.plots.timeline_step is not None
+    assert found.plots.timeline_step >= 6

@@ -161,6 +161,27 @@ def test_an_event_that_never_ends_is_left_out() -> None:
     assert [finding.ranks for finding in got.findings] == [(3,)]
 
 
+@pytest.mark.parametrize("left", ["nothing", "only what came before the first step"])
+def test_a_rank_that_recorded_no_step_counts_as_missing(left: str) -> None:
+    trace = slow_trace()
+    mine = pl.col("rank") == 6
+    if left == "nothing":
+        events = trace.events.filter(~mine)
+    else:
+        rows = trace.events.filter(~mine | ((pl.col("step") == 0) & (pl.col("name").cast(pl.String) != "step")))
+        events = rows.with_columns(step=pl.when(mine).then(None).otherwise("step"))
+    got = analyze(edited(trace, events)).report
+    assert any("ranks 6 recorded no step" in warning for warning in got.warnings)
+    assert [finding.ranks for finding in got.findings] == [(3,)]
+
+
+def test_a_clock_that_jumps_back_over_the_whole_run_leaves_nothing_to_judge() -> None:
+    trace = generate(SyntheticJob(steps=5))
+    back = [pl.when(pl.col("step") >= 2).then(pl.col(n) - 10**15).otherwise(n).alias(n) for n in TIMES]
+    with pytest.raises(ValueError, match="end before they begin"):
+        analyze(edited(trace, trace.events.with_columns(back)))
+
+
 def test_steps_without_events_cannot_be_judged() -> None:
     trace = slow_trace()
     steps = trace.events.filter(pl.col("name").cast(pl.String) == "step")

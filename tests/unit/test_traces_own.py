@@ -176,6 +176,43 @@ def test_a_truncated_tail_says_where_and_how_much(tmp_path: Path) -> None:
     assert second == "rank 2: the recording has no orderly end (still running, or killed)"
 
 
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_anywhere_in_a_file_costs_no_more_than_that_file(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Bits that flipped, bytes that were lost or came in: Arrow and polars must not be handed what ends the process."""
+    folder = tmp_path_factory.mktemp("run")
+    files = write(generate(JOB), folder, batch_rows=20)
+    content = bytearray(files[2].read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        match data.draw(st.sampled_from(["flip", "insert", "remove", "zero"])):
+            case "flip":
+                content[place] ^= 1 << data.draw(st.integers(0, 7))
+            case "insert":
+                content[place:place] = data.draw(st.binary(min_size=1, max_size=40))
+            case "remove":
+                del content[place : place + data.draw(st.integers(1, 40))]
+            case _:
+                content[place : place + 200] = bytes(len(content[place : place + 200]))
+    files[2].write_bytes(content)
+    found = read(folder)
+    assert {0, 1, 3} <= set(found.ranks) or found.warnings  # its header may now name another run, or world
+    assert all("\n" not in warning for warning in found.warnings)
+    found.events.with_columns(pl.col(pl.Categorical).cast(pl.String)).rows()
+
+
+def test_times_beyond_all_reason_are_left_out(tmp_path: Path) -> None:
+    trace = generate(JOB)
+    first = (pl.col("rank") == 1) & (pl.col("event_id") == 3)
+    broken = trace.events.with_columns(end=pl.when(first).then(2**63 - 1).otherwise("end"))
+    write(replace(trace, events=broken), tmp_path)
+    found = read(tmp_path)
+    assert only_warning(found) == "rank 1: 1 events lie a century or more away; left out"
+    assert len(found.events) == len(trace.events) - 1
+
+
 def test_empty_and_foreign_files_are_left_out(tmp_path: Path) -> None:
     files = write(generate(JOB), tmp_path)
     files[0].write_bytes(b"")
@@ -307,7 +344,15 @@ def test_drops_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [b"[1]", b"{", b'{"groups": 3}', b'{"groups": {"tp": ["x"]}}', b'{"topology": {"zp": 2}}', b'{"dropped": []}'],
+    [
+        b"[1]",
+        b"{",
+        b'{"groups": 3}',
+        b'{"groups": {"tp": ["x"]}}',
+        b'{"topology": {"zp": 2}}',
+        b'{"dropped": []}',
+        b'{"coordinates": {"pp": -3}}',
+    ],
 )
 def test_metadata_that_makes_no_sense_costs_a_line_but_no_events(tmp_path: Path, said: bytes) -> None:
     trace = generate(JOB)

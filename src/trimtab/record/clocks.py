@@ -110,7 +110,8 @@ class CudaDevice:
     fresh anchor at least every ``anchor_seconds``: an event on an otherwise idle side stream, between two readings
     of the host clock. Until the process itself has initialised CUDA, a mark is the host's time.
 
-    A pool that is used up (the device far behind the host, or the writer stuck) gives ``UNKNOWN`` marks.
+    A pool that is used up (the device far behind the host, or the writer stuck) gives ``UNKNOWN`` marks. So does a
+    stream that is being captured into a CUDA graph: an event there would become a part of the graph.
     """
 
     kind = "cuda"
@@ -142,6 +143,8 @@ class CudaDevice:
             if not self._cuda.is_initialized():
                 return self._clock()
             self._index = self._cuda.current_device()
+        if self._cuda.is_current_stream_capturing():
+            return UNKNOWN
         number = next(self._numbers)
         slot = number % self._pool
         if self._states[slot] == _PENDING:

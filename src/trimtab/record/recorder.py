@@ -221,11 +221,18 @@ class Recorder:
             self._leaving.request_stop()
         if not self._failed:
             self._failed = True
-            reason = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) and error.filename else error
-            self._warn(f"recording stops: {reason or type(error).__name__}; the job goes on")
+            self._warn(f"recording stops: {_reason(error)}; the job goes on")
 
     def _warn(self, text: str) -> None:
         _LOG.warning("trimtab: rank %s: %s", self._rank, text.replace("\n", " "))
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, where, and, if the user can do something about it, what."""
+    if not isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    what = f"{error.strerror} ({error.filename})" if error.filename else str(error)
+    return f"{what}; make room there, or set record.dir to a directory that can be written"
 
 
 def _to_json(args: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ overwrites another.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -137,9 +138,12 @@ class Spool:
         self._stream.truncate()
         self._written += len(data)
         while data:
-            written = self._sink.write(data)
+            try:
+                written = self._sink.write(data)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror or str(error), str(self.path)) from None
             if not written:
-                raise OSError(f"{self.path}: nothing could be written")
+                raise OSError(errno.EIO, "nothing could be written", str(self.path))
             data = data[written:]
         if _unlinked(self._sink):
             raise FileNotFoundError(2, "the file was removed while it was being written", str(self.path))

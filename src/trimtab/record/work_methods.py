@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from trimtab.record.complain import Complaints
 from trimtab.record.works import C10D_FILE, Works
 
+WAITING: Final = ("wait", "synchronize", "block_current_stream")
+"""Methods of ``Work`` that wait; which of them there are depends on the version of torch."""
+POLLING: Final = "is_completed"
+"""The method of ``Work`` that only asks."""
+COALESCING: Final = ("_start_coalescing", "_end_coalescing")
+"""Methods of ``ProcessGroup`` around communications that become one."""
+
 _SUBJECT = "a wait for a communication"
+
+
+def wrapped() -> Iterator[tuple[type, str]]:
+    """Every method that is wrapped while trimtab is attached, and the class that it is of."""
+    yield from ((Work, method) for method in WAITING if method in Work.__dict__)
+    yield Work, POLLING
+    yield from ((ProcessGroup, method) for method in COALESCING)
 
 
 class WorkMethods:
@@ -24,12 +38,13 @@ class WorkMethods:
 
     def install(self) -> None:
         """Wrap them."""
-        for method in ("wait", "synchronize", "block_current_stream"):
-            if method in Work.__dict__:
-                self._replace(Work, method, self._waiting)
-        self._replace(Work, "is_completed", self._polling)
-        self._replace(ProcessGroup, "_start_coalescing", self._starting_together)
-        self._replace(ProcessGroup, "_end_coalescing", self._ending_together)
+        wrappers = dict.fromkeys(WAITING, self._waiting) | {
+            POLLING: self._polling,
+            COALESCING[0]: self._starting_together,
+            COALESCING[1]: self._ending_together,
+        }
+        for owner, method in wrapped():
+            self._replace(owner, method, wrappers[method])
 
     def remove(self) -> None:
         """Put the originals back. Where others wrapped a method since, ours stays in between and just passes on."""

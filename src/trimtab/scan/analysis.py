@@ -99,7 +99,7 @@ def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
         smallest_detectable=smallest,
         warnings=(*trace.warnings, *warnings, *_missing(trace)),
     )
-    return Analysis(report, draw(context, replayer, actual, clocks.error_ns))
+    return Analysis(report, draw(context, replayer, actual, clocks.error_ns, priced.findings))
 
 
 def _missing(trace: Trace) -> Sequence[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from trimtab.events import Kind
 from trimtab.scan.arrays import Floats, Ints, sums
 from trimtab.scan.candidates import Context
 from trimtab.scan.measure import COMPUTE_CODES, others
+from trimtab.scan.model import Finding
 from trimtab.scan.plots import Category, ReportPlots, Segment
 from trimtab.scan.replay import Replayed, Replayer
 from trimtab.scan.table import KINDS
@@ -25,8 +28,10 @@ _CATEGORY = {
 }
 
 
-def draw(context: Context, replayer: Replayer, actual: Replayed, error_ns: Floats) -> ReportPlots:
-    """Everything the figures show."""
+def draw(
+    context: Context, replayer: Replayer, actual: Replayed, error_ns: Floats, findings: Sequence[Finding]
+) -> ReportPlots:
+    """Everything the figures show. The timeline is of the longest step that the first finding concerns."""
     table, measures = context.table, context.measures
     ids = tuple(int(rank) for rank in table.ids)
     compute = measures.of(COMPUTE_CODES)
@@ -35,7 +40,9 @@ def draw(context: Context, replayer: Replayer, actual: Replayed, error_ns: Float
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = compute / np.where(measures.peers.alone[:, None], own, reference) - 1
     lasted = (table.steps.end - table.steps.begin).max(axis=0)
-    worst = int(lasted.argmax())
+    first, last = findings[0].steps if findings else (context.steps[0], context.steps[-1])
+    concerned = (context.steps >= first) & (context.steps <= last)
+    worst = int(np.where(concerned, lasted, -1).argmax())
     waited = sums(replayer.lanes.nodes.rank[context.transfers.node], actual.waited, table.ranks)
     per_step = 1e9 * max(1, table.steps.count)
     return ReportPlots(

@@ -66,6 +66,8 @@ class Lanes:
 def build(table: Table, matches: Matches) -> Lanes:
     """Cut the judged steps of every rank into nodes and pieces."""
     nodes = _nodes(table, matches)
+    if not len(nodes.time):
+        raise ValueError("the steps end before they begin (clocks that jumped): nothing can be judged")
     return Lanes(nodes, _pieces(table, nodes))
 
 

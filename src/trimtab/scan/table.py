@@ -125,8 +125,13 @@ def build(trace: Trace, warmup: int) -> tuple[Table, list[str]]:
     Judged are steps that every present rank recorded whole, less ``warmup`` first ones as long as three stay.
     Raises ValueError when no step is left.
     """
-    ids = np.array(sorted(trace.ranks), dtype=np.int64)
     events, warnings = _sane(trace.events)
+    spans = _step_spans(events)
+    ids = spans["rank"].unique().sort().to_numpy().astype(np.int64)
+    idle = sorted(set(trace.ranks) - set(ids.tolist()))
+    if idle:
+        warnings.append(f"ranks {_some(idle)} recorded no step; they are left out, as if their files were missing")
+        events = events.filter(~pl.col("rank").is_in(idle))
     texts = {column: _encode(events[column]) for column in ("name", "group", "op")}
     infos = [trace.ranks[int(rank)] for rank in ids]
     origin, steps, more = _judged_steps(spans, ids, clocks_of(infos), warmup)
@@ -179,14 +184,21 @@ def clocks_of(infos: Sequence[RankInfo]) -> list[str]:
     return [info.clock or f"rank {info.rank}" for info in infos]
 
 
-def _judged_steps(events: pl.DataFrame, ids: Ints, clocks: Sequence[str], warmup: int) -> tuple[Ints, Steps, list[str]]:
-    """The origin of each rank's times, the steps, warnings."""
+def _step_spans(events: pl.DataFrame) -> pl.DataFrame:
+    """``rank, step, start, end`` of every step that a rank recorded, by rank and step."""
     marks = events.filter((pl.col("kind") == Kind.HOST.value) & (pl.col("name").cast(pl.String) == NAME_STEP))
     marks = marks.filter(pl.col("step").is_not_null())
     spans = marks.select("rank", "step", "start", "end") if marks.height else _steps_from_events(events)
     if not spans.height:
-        raise ValueError("the trace holds no training step: nothing can be judged; record at least three steps")
-    spans = _last_one_closed(spans.unique(["rank", "step"], keep="first"), events).sort("rank", "step")
+        raise ValueError(
+            "the trace holds no training step: nothing can be judged; record at least three steps "
+            "(in plain PyTorch, Session.step() says where one begins)"
+        )
+    return _last_one_closed(spans.unique(["rank", "step"], keep="first"), events).sort("rank", "step")
+
+
+def _judged_steps(spans: pl.DataFrame, ids: Ints, clocks: Sequence[str], warmup: int) -> tuple[Ints, Steps, list[str]]:
+    """The origin of each rank's times, the steps, warnings."""
     whole = spans.group_by("step").agg(pl.len().alias("n")).filter(pl.col("n") == len(ids))["step"].sort()
     warnings = []
     lost = spans["step"].n_unique() - len(whole)

@@ -26,7 +26,7 @@ def write_chrome(
     """Write ``steps`` (first, last) of ``trace``, by default a window around the slowest step, to ``path``.
 
     A rank is a process, a stream a thread; times are microseconds since the first event. Raises ValueError where
-    there is nothing to write, OSError where the file cannot be written.
+    there is nothing to write, or the file cannot be written.
     """
     window = choose(trace, steps, max_events)
     target = Path(path)

@@ -33,10 +33,7 @@ def convert(
 
 def write(trace: Trace, target: str | os.PathLike[str], steps: tuple[int, int] | None = None) -> Written:
     """Write ``trace`` to ``target``, whose ending says in which format."""
-    try:
-        return writer_for(target)(trace, target, steps)
-    except OSError as error:
-        raise ValueError(f"{printable(target)}: cannot be written ({error.strerror})") from None
+    return writer_for(target)(trace, target, steps)
 
 
 def writer_for(target: str | os.PathLike[str]) -> Callable[..., Written]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,8 @@ from trimtab.traces.own_header import (
 from trimtab.traces.table import COLUMNS, RankInfo, Trace
 
 TIMES = ("ready", "start", "end")
+MOST_TIME_NS = 1 << 62
+"""Times further from 1970 (146 years) are damage; within, differences do not overflow."""
 FOLDERS_BELOW = 2
 """A run's files may lie this many folders further down, one folder a node."""
 MERGE_ROWS = 1 << 18
@@ -143,10 +146,11 @@ def _header(file: Path) -> Header:
             raise ValueError("an empty file")
         with pa.OSFile(str(file)) as source, pa.ipc.open_stream(source) as reader:
             return parse_header(file, reader.schema)
-    except (pa.ArrowException, EOFError):
+    except (pa.ArrowException, EOFError, UnicodeDecodeError, MemoryError):
         raise ValueError("not an Arrow stream, or cut off in its header") from None
     except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror or printable(error)})") from None
+        reason = os.strerror(error.errno).lower() if error.errno else printable(error)  # Arrow's own is a paragraph
+        raise ValueError(f"cannot be read ({reason})") from None
 
 
 def _offsets(headers: Iterable[Header]) -> dict[str, int]:
@@ -190,11 +194,12 @@ def _read_batches(header: Header, part: _RankFiles, columns: list[str]) -> list[
                 while True:
                     good = source.tell()
                     item = reader.read_next_batch_with_custom_metadata()
+                    item.batch.validate(full=True)  # what points outside of the batch would end the process later
                     batches.append(item.batch)
                     _take_metadata(item.custom_metadata, part, header)
     except StopIteration:
         pass
-    except (pa.ArrowException, OSError, EOFError):
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, MemoryError):
         part.problems.append(
             f"{printable(header.path)}: its end is cut off or damaged ({size - good} bytes after "
             f"{len(batches)} good batches are lost)"
@@ -244,6 +249,13 @@ def _plausible(frame: pl.DataFrame, header: Header, part: _RankFiles) -> pl.Data
     if "kind" in frame.columns and frame["kind"].null_count():
         part.problems.append(f"{rank}: {frame['kind'].null_count()} events of unknown kind are left out")
         frame = frame.filter(pl.col("kind").is_not_null())
+    times = [name for name in TIMES if name in frame.columns]
+    if times:
+        beyond = pl.any_horizontal((pl.col(name) <= -MOST_TIME_NS) | (pl.col(name) >= MOST_TIME_NS) for name in times)
+        kept = frame.filter(~beyond.fill_null(False))
+        if len(kept) < len(frame):
+            part.problems.append(f"{rank}: {len(frame) - len(kept)} events lie a century or more away; left out")
+            frame = kept
     if {"start", "end"} <= set(frame.columns):
         backward = frame.select((pl.col("end") < pl.col("start")).sum()).item()
         if backward:

@@ -21,7 +21,7 @@ from trimtab.traces.window import Written, whole_file
 def write_parquet(trace: Trace, path: str | os.PathLike[str], steps: tuple[int, int] | None = None) -> Written:
     """Write ``steps`` (first, last) or everything; what is known of the ranks and groups goes into the metadata.
 
-    Raises ValueError where there is nothing to write, OSError where the file cannot be written.
+    Raises ValueError where there is nothing to write, or the file cannot be written.
     """
     events = trace.events
     if steps is not None:

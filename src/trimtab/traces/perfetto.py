@@ -32,7 +32,7 @@ def write_perfetto(
 ) -> Written:
     """Write ``steps`` (first, last) of ``trace``, by default a window around the slowest step, to ``path``.
 
-    Raises ValueError where there is nothing to write, OSError where the file cannot be written.
+    Raises ValueError where there is nothing to write, or the file cannot be written.
     """
     window = choose(trace, steps, max_events)
     target = Path(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from trimtab.events import COMM_KINDS, NAME_STEP, Kind
+from trimtab.output import replacing
 from trimtab.traces.table import Trace
 
 MAX_EVENTS = 150_000
@@ -155,11 +155,5 @@ def rows(events: pl.DataFrame) -> Iterator[dict[str, Any]]:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write that appears under its name only when it is complete."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as sink:
-            yield sink
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with replacing(path) as part, part.open("wb") as sink:
+        yield sink

@@ -13,7 +13,7 @@ from trimtab.scan.causes.hiccups import hiccup_share, rotating
 from trimtab.scan.causes.workload import Workload
 from trimtab.scan.measure import others
 from trimtab.scan.model import FindingKind, Pattern
-from trimtab.scan.stats import Noise, Stretch, noise, stretches
+from trimtab.scan.stats import LEAST_OUTSIDE, Noise, Stretch, noise, stretches
 from trimtab.scan.table import CODE
 
 LEAST_NOISE = 5e-4
@@ -29,18 +29,16 @@ def host_cause(kind: FindingKind, work: Kind, words: str) -> Callable[[Context, 
         del workload
         measures = context.measures
         seconds = measures.of((CODE[work],))
-        reference = others(seconds, measures.peers.group)
         alone = measures.peers.alone
-        if alone.any():
-            # Without peers all other ranks will do: host work is of the same sort everywhere.
-            anybody = others(seconds, np.zeros_like(measures.peers.group))
-            reference = np.where(alone[:, None], np.nan_to_num(anybody), reference)
+        reference = np.where(alone[:, None], _anybody(seconds), others(seconds, measures.peers.group))
         x = (seconds - reference) / measures.step_s
         scale = noise(x, LEAST_NOISE)
         found = stretches(x, scale)
         out = []
         for rank, stretch in enumerate(found):
             if stretch is not None and context.bound(stretch, scale, len(found)) > 0:
+                if alone[rank]:
+                    reference[rank] = np.maximum(reference[rank], _before_and_after(seconds[rank], stretch))
                 out.append(_host_candidate(context, kind, work, words, rank, stretch, scale, seconds, reference))
         out += rotating(context, kind, x, scale, out, (CODE[work],))
         if not out and kind != FindingKind.HOST_STALL:
@@ -48,6 +46,27 @@ def host_cause(kind: FindingKind, work: Kind, words: str) -> Callable[[Context, 
         return out
 
     return cause
+
+
+def _anybody(seconds: Floats) -> Floats:
+    """What the other ranks need, of whatever stage: host work is of the same sort everywhere. Without others, the
+    rank's own median."""
+    elsewhere = others(seconds, np.zeros(len(seconds), dtype=np.int64))
+    return np.where(np.isfinite(elsewhere), elsewhere, np.median(seconds, axis=1, keepdims=True))
+
+
+def _before_and_after(seconds: Floats, stretch: Stretch) -> float:
+    """What the rank itself usually needs in its steps outside the stretch; nought if there are too few of them."""
+    outside = np.delete(seconds, np.arange(stretch.first, stretch.last + 1))
+    return float(np.median(outside)) if len(outside) >= LEAST_OUTSIDE else 0.0
+
+
+def _least_share(context: Context, rank: int, stretch: Stretch, steps: int) -> float | None:
+    """A stage without peers may have more to do on its host in every step: that counts as a heavy stage does."""
+    outside = len(context.steps) - stretch.length
+    if context.measures.peers.alone[rank] and outside < LEAST_OUTSIDE:
+        return context.config.stage_share
+    return hiccup_share(context, steps)
 
 
 def _host_candidate(
@@ -93,7 +112,7 @@ def _host_candidate(
         piece_fix=fix[measures.pieces.step[pieces]],
         stage=measures.peers.stage[measures.peers.group[rank]],
         pattern=Pattern.TRANSIENT if count < RARE * stretch.length else None,
-        least_share=hiccup_share(context, count),
+        least_share=_least_share(context, rank, stretch, count),
     )
 
 

@@ -24,8 +24,10 @@ LEAST_NOISE = 5e-4
 """Floor for the noise of a link's time, as a share of the step time."""
 LEAST_RATIO = 1.1
 """A link that is slow by less is not worth a look at its cable ..."""
-LEAST_RATIO_ON_HOST = 1.5
-"""... nor by this, where the ranks' processors carry the transfers and may be shared unevenly."""
+LEAST_RATIO_ON_HOST = 2.0
+"""... nor by this, where the ranks' processors carry the transfers and may be shared unevenly ..."""
+LEAST_RATIO_ALONE_ON_HOST = 3.0
+"""... and all the more so if it is compared with its own other steps, when the host may have had less to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +59,26 @@ def slow_link(context: Context, workload: Workload) -> list[Candidate]:
     if not len(operations.comm):
         return []
     links, steps = len(operations.alone), len(context.steps)
-    late = np.where(operations.seen, np.nan_to_num(operations.typical - operations.usual), 0.0)
+    late = np.where(operations.seen, operations.typical - operations.usual, 0.0)
     excess = sums(operations.link * steps + operations.step, late, links * steps)
     x = excess.reshape(links, steps) / 1e9 / context.measures.step_s
     out = []
     for family, members in _families(context, operations):
         scale = noise(x[members], LEAST_NOISE)
         for link, stretch in zip(members, stretches(x[members], scale, operations.alone[members]), strict=True):
-            if stretch is not None and context.bound(stretch, scale, links) > 0:
-                out.append(_candidate(context, operations, int(link), family, stretch, scale))
-    least = LEAST_RATIO_ON_HOST if context.table.transfers_on_host else LEAST_RATIO
+            if stretch is None or context.bound(stretch, scale, links) <= 0:
+                continue
+            candidate = _candidate(context, operations, int(link), family, stretch, scale)
+            if candidate.ratio >= _least_ratio(context, bool(operations.alone[link])):
+                out.append(candidate)
     # What a rank exchanges with itself alone passes no link, however long it takes.
-    return _merged([candidate for candidate in out if candidate.ratio >= least and len(candidate.ranks) > 1])
+    return _merged([candidate for candidate in out if len(candidate.ranks) > 1])
+
+
+def _least_ratio(context: Context, alone: bool) -> float:
+    if not context.table.transfers_on_host:
+        return LEAST_RATIO
+    return LEAST_RATIO_ALONE_ON_HOST if alone else LEAST_RATIO_ON_HOST
 
 
 def _operations(context: Context) -> _Operations:
@@ -83,21 +93,21 @@ def _operations(context: Context) -> _Operations:
     step, seen = table.step[row], ~transfers.guessed[longest]
     # Both directions between two ranks share a cable: neither tells what is usual for the other.
     near, one = factorize(cls, step, _cables(table.src[row], table.dst[row], link))
-    by_cable = medians(near[seen], duration[seen], len(one))
-    others, known = np.full(len(one), np.nan), np.isfinite(by_cable)
-    others[known] = medians_of_others(factorize(cls[one[known]], step[one[known]])[0], by_cable[known])
-    elsewhere = others[near]
+    by_cable = _typical(near, seen, duration)[one]
+    elsewhere = medians_of_others(factorize(cls[one], step[one])[0], by_cable)[near]
     lonely = np.isnan(elsewhere)
     pair, _ = factorize(cls, link)
     usual = np.where(lonely, _typical(pair, seen, duration), elsewhere)
-    alone = np.bincount(link[lonely & seen], minlength=int(link.max(initial=-1)) + 1) > 0
+    alone = np.bincount(link[lonely], minlength=int(link.max(initial=-1)) + 1) > 0
     typical = _typical(factorize(cls, step, link)[0], seen, duration)
     return _Operations(transfers.comm[longest], link, step, seen, typical, usual, duration, lonely, pair, alone)
 
 
 def _typical(index: Ints, seen: Bools, duration: Floats) -> Floats:
-    """For each operation the median of those that were seen and have its ``index``; NaN where none was."""
-    return medians(index[seen], duration[seen], int(index.max(initial=-1)) + 1)[index]
+    """For each operation the median of those with its ``index`` that were seen; if none was, of the guesses."""
+    size = int(index.max(initial=-1)) + 1
+    known = medians(index[seen], duration[seen], size)
+    return np.where(np.isfinite(known), known, medians(index, duration, size))[index]
 
 
 def _cables(src: Ints, dst: Ints, link: Ints) -> Ints:

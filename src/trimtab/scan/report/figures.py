@@ -103,7 +103,7 @@ def timeline(plots: ReportPlots) -> Figure | None:
     segments = [segment for segment in plots.timeline if segment.rank in kept]
     shown = sorted(segments, key=lambda segment: segment.start_s - segment.end_s)[:_MOST_SEGMENTS]
     traces = [_segments(category, [s for s in shown if s.category is category]) for category in Category]
-    step = "the worst step" if plots.timeline_step is None else f"step {plots.timeline_step}, the worst one"
+    step = "the worst step" if plots.timeline_step is None else f"step {plots.timeline_step}, the longest concerned"
     caption = (
         f"What each rank did in {step}. The slow rank is the one whose row is full of work while the others wait for "
         "it. Drag to zoom in, double-click to zoom out, click on the legend to hide a kind of work."

@@ -236,10 +236,6 @@ GLOSSARY: Final[tuple[tuple[str, str], ...]] = (
 def cautions(report: Report) -> list[str]:
     """All that limits the answer, one harmless line each."""
     lines: list[str] = []
-    if report.missing_ranks:
-        lines.append(
-            f"no file from {ranks_named(report.missing_ranks)}: what they did is judged from the others' waits"
-        )
     if report.dropped_events:
         lines.append(f"{report.dropped_events} events were dropped by the recorder, which had no room for them")
     if report.job.oversubscribed:
