@@ -26,6 +26,8 @@ MARKER: Final = ".trimtab-demo"
 
 _OURS: Final = ("run", "demo.toml", "training.log", "report.html", "report.json", "trace.perfetto-trace")
 _LEAST_STEPS: Final = 6
+_MOST_EMULATED_RANKS: Final = 32
+"""Half a gigabyte each, and more of them than cores by far: beyond this a machine chokes instead of training."""
 _LAYERS_A_STAGE: Final = 2
 _GPU_MODEL: Final = {"--hidden-size": 2048, "--heads": 16, "--seq-length": 2048}
 """Large enough that a GPU, and not its host, sets the pace."""
@@ -71,6 +73,10 @@ def plan(options: Options, gpus: int, environment: Mapping[str, str]) -> Plan:
     world = topology.world_size
     if not emulated and world > gpus:
         raise ValueError(f"--layout {options.layout} needs {world} GPUs, and there are {gpus}; choose a smaller one")
+    if emulated and world > _MOST_EMULATED_RANKS:
+        raise ValueError(
+            f"--layout {options.layout} is {world} processes on this machine; emulate at most {_MOST_EMULATED_RANKS}"
+        )
     if options.steps < _LEAST_STEPS:
         raise ValueError(f"--steps {options.steps} is too few to judge; give at least {_LEAST_STEPS}")
     if options.data is not None and not options.data.exists():

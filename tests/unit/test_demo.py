@@ -174,3 +174,8 @@ def test_failed_training_shows_the_rank_and_its_last_words(tmp_path):
     assert "no luck on 0" in str(caught.value)
     assert talked == ["  step 1/9 | loss 5.5"]
     assert "[rank 0] no luck on 0" in (tmp_path / "training.log").read_text()
+
+
+def test_a_layout_that_would_choke_the_machine_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="at most 32"):
+        plan(Options(out=tmp_path, layout="tp64"), gpus=0, environment={})
