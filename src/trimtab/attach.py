@@ -81,6 +81,7 @@ class Session:
         self._megatron: Any = None
         self._plain: PlainEngine | None = None
         self._step = -1
+        self._steps_told = False
         self._pid = os.getpid()
         try:
             self.identity = identify(os.environ, config.record.run_id)
@@ -108,13 +109,23 @@ class Session:
     def step(self) -> None:
         """A training step begins here (and the one before ends): call it at the top of the loop.
 
-        For plain PyTorch. Where Megatron-Core's schedule runs, it marks the steps, and this does nothing.
+        For plain PyTorch. Without it a step begins when the first optimizer has made one. Where Megatron-Core's
+        schedule runs, it marks the steps, and this does nothing.
         """
+        self._steps_told = True
+        self._begin_step()
+
+    def _begin_step(self) -> None:
         if self._megatron is None:
             self._step += 1
             self._observer.step_begin(self._step)
             if self._injection is not None:
                 self._injection.forward_launch()
+
+    def _optimizer_stepped(self) -> None:
+        """The first optimizer of plain PyTorch has made a step."""
+        if not self._steps_told:
+            self._begin_step()
 
     def detach(self) -> None:
         """Finish the files and restore everything that was hooked or patched. May be called again."""
@@ -221,7 +232,7 @@ class Session:
     def _hook_plain(self) -> None:
         from trimtab.engines.plain import PlainEngine
 
-        engine = PlainEngine(self._observer, self.recorder, self._injection)
+        engine = PlainEngine(self._observer, self.recorder, self._injection, self._optimizer_stepped)
         engine.install()
         self._plain = engine
         self._undo.callback(engine.remove)

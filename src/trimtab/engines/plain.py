@@ -21,13 +21,20 @@ from trimtab.record.recorder import Recorder
 class PlainEngine:
     """Reports ``Optimizer.step`` of every optimizer and ``next`` of every ``DataLoader`` of the process.
 
-    Steps of the training are the session's ``step()``.
+    ``stepped`` is called after each step of the first optimizer seen: where nobody says where a training step begins,
+    it begins there.
     """
 
     def __init__(
-        self, observer: Observer, recorder: Recorder | None = None, injection: Injection | None = None
+        self,
+        observer: Observer,
+        recorder: Recorder | None = None,
+        injection: Injection | None = None,
+        stepped: Callable[[], None] | None = None,
     ) -> None:
         self._observer = observer
+        self._stepped = stepped
+        self._first: int | None = None
         self._recorder = recorder
         self._injection = injection
         self._open: dict[int, Call] = {}  # by optimizer
@@ -57,8 +64,13 @@ class PlainEngine:
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         call = self._open.pop(id(optimizer), None)
-        if call is not None:
-            self._observer.end(call)
+        if call is None:
+            return
+        self._observer.end(call)
+        if self._first is None:
+            self._first = id(optimizer)
+        if self._stepped is not None and self._first == id(optimizer):
+            self._stepped()
 
     def _timed(self, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
         recorder, injection = self._recorder, self._injection

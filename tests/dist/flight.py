@@ -1,0 +1,93 @@
+"""What tests of the interception compare with: an event log in memory, and PyTorch's Flight Recorder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from typing import Any, Final
+
+from torch._C import _distributed_c10d as c10d
+
+from trimtab.events import Kind
+
+FLIGHT_RECORDER_ON: Final = {"TORCH_FR_BUFFER_SIZE": "20000"}
+"""Environment of ranks whose Flight Recorder is to be read; it holds the collectives of gloo, but no P2P."""
+
+_ALIASES: Final = {
+    "reduce_scatter": "all_reduce",
+    "_reduce_scatter_base": "all_reduce",
+    "_all_gather_base": "all_gather",
+}
+"""Gloo reduces and scatters by an all-reduce, which is what its Flight Recorder shows (of a list: several)."""
+
+
+class EventLog:
+    """A recorder that keeps everything as plain dicts."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self.step = 0
+        self.next_id = itertools.count().__next__
+        self.communications: list[dict[str, Any]] = []
+        self.waits: list[dict[str, Any]] = []
+        self.groups: dict[str, list[int]] = {}
+
+    def communication(self, kind: Kind, op: str, ready: int, start: int, end: int, **rest: Any) -> None:
+        self.communications.append({"kind": kind, "op": op, "ready": ready, "start": start, "end": end, **rest})
+
+    def span(self, kind: Kind, name: str, start: int, end: int, **rest: Any) -> None:
+        self.waits.append({"kind": kind, "name": name, "start": start, "end": end, **rest})
+
+    def describe(self, groups: dict[str, list[int]]) -> None:
+        self.groups.update(groups)
+
+    def collectives(self) -> list[list[str]]:
+        """[name of the group, operation] of each collective, in the order of issue."""
+        events = [event for event in self.communications if event["kind"] == Kind.COLLECTIVE]
+        events.sort(key=lambda event: event["event_id"])
+        return [[_torch_name(event["group"]), _ALIASES.get(event["op"], event["op"])] for event in events]
+
+
+def flight_recorder(skip: int = 0) -> list[list[str]]:
+    """[name of the group, operation] of each collective that the Flight Recorder holds, in the order of issue.
+
+    The first ``skip`` are left out: a forked rank inherits what its parent's tests have left there.
+    """
+    dump = json.loads(c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=False))  # type: ignore[attr-defined]
+    entries = sorted(dump.get("entries", []), key=lambda entry: entry["record_id"])[skip:]
+    return [[entry["process_group"][0], _operation(entry["profiling_name"])] for entry in entries]
+
+
+def mismatches(logs: list[dict[str, Any]]) -> list[str]:
+    """Communications that do not have exactly their members, over all ranks' ``{"events", "groups"}``.
+
+    A collective needs each member of its group once, with one operation, size and type; a send its receive.
+    """
+    collectives: dict[tuple[str, int], list[tuple[int, Any]]] = {}
+    messages: Counter[tuple[Any, ...]] = Counter()
+    members: dict[str, list[int]] = {}
+    for rank, log in enumerate(logs):
+        members |= log["groups"]
+        for event in log["events"]:
+            what = (event["op"], event["nbytes"], event["dtype"], event["src"], event["dst"])
+            if event["kind"] == Kind.COLLECTIVE:
+                collectives.setdefault((event["group"], event["seq"]), []).append((rank, what))
+            else:
+                sign = 1 if event["kind"] == Kind.SEND else -1
+                messages[(event["group"], event["tag"], event["seq"], *what[1:])] += sign
+    wrong = [f"{key}: {found}" for key, found in collectives.items() if not _agrees(found, members[key[0]])]
+    return wrong + [f"{message}: {count:+d}" for message, count in messages.items() if count]
+
+
+def _agrees(found: list[tuple[int, Any]], members: list[int]) -> bool:
+    return sorted(rank for rank, _ in found) == sorted(members) and len({what for _, what in found}) == 1
+
+
+def _torch_name(label: str) -> str:
+    return label.partition("@")[0].rpartition("/")[2]
+
+
+def _operation(profiling_name: str) -> str:
+    name = profiling_name.rpartition(":")[2]
+    return _ALIASES.get(name, name)
