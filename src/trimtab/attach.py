@@ -243,6 +243,8 @@ class Session:
             from trimtab.engines.megatron import MegatronEngine
 
             granularity = self.config.record.granularity
+            if granularity == "step" and self.config.emulate.enabled:
+                granularity = "layer"  # what is not hooked would not be padded
             engine = MegatronEngine(self._observer, self.recorder, granularity, self._injection)
             engine.install()
         except Exception as error:

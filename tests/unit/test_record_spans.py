@@ -196,3 +196,12 @@ def test_importing_trimtab_brings_neither_torch_nor_pyarrow() -> None:
     assert done.stdout.strip() == trimtab.__version__
     with pytest.raises(AttributeError, match="nothing"):
         trimtab.nothing  # noqa: B018
+
+
+def test_at_granularity_step_layers_are_not_recorded_even_where_an_emulated_device_needs_them(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, granularity="step")
+    rig.observer.step_begin(0)
+    for call in (Call(Kind.FORWARD, "layer", layer=0), Call(Kind.OPTIMIZER, "optimizer")):
+        rig.observer.begin(call)
+        rig.observer.end(call)
+    assert set(rig.rows()) == {"optimizer", "step"}

@@ -24,7 +24,9 @@ def lost_to(job: SyntheticJob) -> float:
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["in place", "ahead"])
 @pytest.mark.parametrize("topology", LONE, ids=str)
-def test_the_only_link_is_compared_with_itself_also_if_it_is_slow_in_most_steps(topology: Topology, ahead: bool) -> None:
+def test_the_only_link_is_compared_with_itself_also_if_it_is_slow_in_most_steps(
+    topology: Topology, ahead: bool
+) -> None:
     job = faulty(topology, Fault("slow_link", link=(0, 1), ms=6, steps=(5, None)), receive_ahead=ahead)
     (finding,) = report(job).findings
     assert (finding.kind, finding.link, finding.onset) == (FindingKind.SLOW_LINK, (0, 1), 5)

@@ -38,6 +38,8 @@ class SpanObserver:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._open: dict[int, list[int]] = {}  # by thread: ids of the calls it is in
+        # An emulated device needs to be told of layers even where they are not to be recorded.
+        self._no_layers = recorder.granularity == "step"
 
     def step_begin(self, step: int) -> None:
         """Pass the boundary on; calls that never ended (their forward raised) are forgotten."""
@@ -47,7 +49,7 @@ class SpanObserver:
     def begin(self, call: Call) -> None:
         """Note where the device and the host stand."""
         recorder = self._recorder
-        if not recorder.active:
+        if not recorder.active or (self._no_layers and call.kind is not Kind.OPTIMIZER):
             return
         thread = get_ident()
         event_id = recorder.next_id()

@@ -13,12 +13,11 @@ from trimtab.scan.candidates import Context
 from trimtab.scan.causes import find
 from trimtab.scan.drawing import draw
 from trimtab.scan.jumps import align_with_jumps
-from trimtab.scan.measure import COMPUTE_CODES, others
 from trimtab.scan.model import Finding, FindingKind, Job, Report, StepTime, Verdict
 from trimtab.scan.plots import ReportPlots
 from trimtab.scan.price import price
 from trimtab.scan.replay import Replayer
-from trimtab.scan.stats import critical, noise
+from trimtab.scan.sensitivity import smallest_detectable
 from trimtab.scan.windows import windows
 from trimtab.traces.table import Trace
 
@@ -67,7 +66,8 @@ def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
         tuple(info.host for info in infos),
     )
     step_time = StepTime(data.steps.mean_seconds(), actual.step_ns / 1e9, ideal.step_ns / 1e9)
-    smallest = _smallest_detectable(context)
+    enough = data.steps.count >= LEAST_STEPS
+    smallest = smallest_detectable(context, replayer, actual.step_ns) if enough else None
     if depend.dropped:
         warnings.append(f"{depend.dropped} communications contradict each other's order and were left unmatched")
     if abs(step_time.replayed / step_time.actual - 1) > POOR_REPLAY:
@@ -121,22 +121,3 @@ def _verdict(findings: Sequence[Finding], steps: int, smallest: float | None) ->
     if steps < LEAST_STEPS or smallest is None or smallest > COARSE:
         return Verdict.INCONCLUSIVE
     return Verdict.HEALTHY
-
-
-def _smallest_detectable(context: Context) -> float | None:
-    """Smallest lasting slow-down of one rank's compute that would have become a finding, as a ratio."""
-    measures = context.measures
-    compute = measures.of(COMPUTE_CODES)
-    ranks, steps = measures.shape
-    if steps < LEAST_STEPS:
-        return None
-    alone = measures.peers.alone
-    usual = np.where(alone[:, None], np.median(compute, axis=1, keepdims=True), others(compute, measures.peers.group))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        x = np.log(compute / usual)
-    scale = noise(np.where(np.isfinite(x), x, 0.0), 1e-3)
-    share = float(np.median(compute) / measures.step_s)
-    if not np.isfinite(scale.sigma) or share <= 0:
-        return None
-    z = critical(scale, context.config.confidence, context.looks(ranks))
-    return float(np.exp(z * scale.sigma / np.sqrt(steps)) * (1 + context.config.min_share / share))
