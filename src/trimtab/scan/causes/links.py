@@ -59,7 +59,7 @@ def slow_link(context: Context, workload: Workload) -> list[Candidate]:
     if not len(operations.comm):
         return []
     links, steps = len(operations.alone), len(context.steps)
-    late = np.where(operations.seen, operations.typical - operations.usual, 0.0)
+    late = operations.typical - operations.usual
     excess = sums(operations.link * steps + operations.step, late, links * steps)
     x = excess.reshape(links, steps) / 1e9 / context.measures.step_s
     out = []
@@ -88,9 +88,12 @@ def _operations(context: Context) -> _Operations:
     order = joint[np.lexsort((transfers.duration[joint], ~transfers.guessed[joint], transfers.comm[joint]))]
     comm = transfers.comm[order]
     longest = order[np.r_[comm[1:] != comm[:-1], True]] if len(order) else order
-    cls, link, duration = transfers.cls[longest], transfers.link[longest], transfers.duration[longest]
+    link, duration = transfers.link[longest], transfers.duration[longest]
     row = context.row_of_transfer[longest]
     step, seen = table.step[row], ~transfers.guessed[longest]
+    # A message is a message, whether its sender or its receiver had to wait longer.
+    message = table.src[row] >= 0
+    cls, _ = factorize(np.where(message, -1, transfers.cls[longest]), np.where(message, table.bytes[row], -1))
     # Both directions between two ranks share a cable: neither tells what is usual for the other.
     near, one = factorize(cls, step, _cables(table.src[row], table.dst[row], link))
     by_cable = _typical(near, seen, duration)[one]
