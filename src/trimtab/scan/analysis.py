@@ -9,6 +9,7 @@ import numpy as np
 
 from trimtab.config import ScanConfig
 from trimtab.scan import graph, lanes, match, measure, table, transfers
+from trimtab.scan.align import Alignment
 from trimtab.scan.candidates import Context
 from trimtab.scan.causes import find
 from trimtab.scan.drawing import draw
@@ -19,7 +20,7 @@ from trimtab.scan.price import price
 from trimtab.scan.replay import Replayer
 from trimtab.scan.sensitivity import smallest_detectable
 from trimtab.scan.windows import windows
-from trimtab.traces.table import Trace
+from trimtab.traces.table import RankInfo, Trace
 
 LEAST_STEPS = 3
 """Fewer judged steps decide nothing."""
@@ -39,67 +40,92 @@ class Analysis:
 
 def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
     """Scan ``trace``. Raises ValueError, in one line, when it holds nothing that could be judged."""
-    config = config or ScanConfig()
+    run = _rebuild(trace, config or ScanConfig())
+    context, replayer, clocks = run.context, run.replayer, run.clocks
+    steps = context.table.steps
+    enough = steps.count >= LEAST_STEPS
+    actual = replayer.run()
+    ideal = replayer.run(*measure.ideal_scales(context.table, context.measures, context.transfers))
+    priced = price(
+        context,
+        replayer,
+        find(context) if enough else [],
+        actual,
+        ideal.step_ns / 1e9,
+        clocks.largest_error_ns / 1e9,
+        tuple(info.host for info in run.ranks),
+    )
+    step_time = StepTime(steps.mean_seconds(), actual.step_ns / 1e9, ideal.step_ns / 1e9)
+    smallest = smallest_detectable(context, replayer, actual.step_ns) if enough else None
+    report = Report(
+        verdict=_verdict(priced.findings, steps.count, smallest),
+        job=_job(trace, run),
+        clock=clocks.summary(),
+        matching=run.matches.summary(),
+        step_time_s=step_time,
+        slowdown=step_time.replayed / step_time.ideal if step_time.ideal > 0 else 1.0,
+        findings=priced.findings,
+        what_if=priced.what_if,
+        windows=windows(context.table, replayer.lanes.nodes, context.transfers),
+        victims=priced.victims,
+        missing_ranks=trace.missing_ranks,
+        dropped_events=sum(info.dropped for info in run.ranks),
+        smallest_detectable=smallest,
+        warnings=(*trace.warnings, *run.warnings, *_poor_replay(step_time), *_missing(trace)),
+    )
+    return Analysis(report, draw(context, replayer, actual, clocks.error_ns, priced.findings))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A trace made replayable."""
+
+    context: Context
+    replayer: Replayer
+    clocks: Alignment
+    matches: match.Matches
+    ranks: tuple[RankInfo, ...]
+    warnings: tuple[str, ...]
+
+
+def _rebuild(trace: Trace, config: ScanConfig) -> _Run:
+    """Select, match, align, cut into lanes, connect."""
     data, warnings = table.build(trace, config.warmup_steps)
     matches = match.match(data, trace.groups)
-    infos = [trace.ranks[int(rank)] for rank in data.ids]
+    infos = tuple(trace.ranks[int(rank)] for rank in data.ids)
     data, clocks, jumps = align_with_jumps(data, matches, table.clocks_of(infos))
-    warnings += jumps
     data = data.shifted(clocks.offset, clocks.drift)
     lane = lanes.build(data, matches)
     seen = transfers.observe(data, matches, lane.nodes, clocks.largest_error_ns)
     comm_of_row = np.full(len(data.rank), -1)
     comm_of_row[matches.rows] = matches.comm
     depend, seen = graph.build(lane.nodes, seen, graph.comm_of_posts(lane.nodes, comm_of_row))
-    replayer = Replayer(lane, depend, seen, data.steps.count)
-    measures = measure.measure(data, lane.pieces)
-    context = Context(data, measures, seen, config, lane.nodes.comm_row[seen.node])
-    actual = replayer.run()
-    ideal = replayer.run(*measure.ideal_scales(data, measures, seen))
-    priced = price(
-        context,
-        replayer,
-        find(context) if data.steps.count >= LEAST_STEPS else [],
-        actual,
-        ideal.step_ns / 1e9,
-        clocks.largest_error_ns / 1e9,
-        tuple(info.host for info in infos),
-    )
-    step_time = StepTime(data.steps.mean_seconds(), actual.step_ns / 1e9, ideal.step_ns / 1e9)
-    enough = data.steps.count >= LEAST_STEPS
-    smallest = smallest_detectable(context, replayer, actual.step_ns) if enough else None
     if depend.dropped:
         warnings.append(f"{depend.dropped} communications contradict each other's order and were left unmatched")
-    if abs(step_time.replayed / step_time.actual - 1) > POOR_REPLAY:
-        warnings.append(
-            f"the replay gives {step_time.replayed:.4f} s a step, the run took {step_time.actual:.4f} s: "
-            "something that the trace does not show takes part; read costs with care"
-        )
-    report = Report(
-        verdict=_verdict(priced.findings, data.steps.count, smallest),
-        job=Job(
-            world_size=trace.world_size,
-            steps=data.steps.count,
-            topology=trace.topology.as_dict() if trace.topology else None,
-            sources=trace.sources,
-            device="+".join(sorted({info.device for info in infos})),
-            run_id=trace.run_id,
-            oversubscribed=sum(info.oversubscribed for info in infos),
-        ),
-        clock=clocks.summary(),
-        matching=matches.summary(),
-        step_time_s=step_time,
-        slowdown=step_time.replayed / step_time.ideal if step_time.ideal > 0 else 1.0,
-        findings=priced.findings,
-        what_if=priced.what_if,
-        windows=windows(data, lane.nodes, seen),
-        victims=priced.victims,
-        missing_ranks=trace.missing_ranks,
-        dropped_events=sum(info.dropped for info in infos),
-        smallest_detectable=smallest,
-        warnings=(*trace.warnings, *warnings, *_missing(trace)),
+    context = Context(data, measure.measure(data, lane.pieces), seen, config, lane.nodes.comm_row[seen.node])
+    replayer = Replayer(lane, depend, seen, data.steps.count)
+    return _Run(context, replayer, clocks, matches, infos, (*warnings, *jumps))
+
+
+def _job(trace: Trace, run: _Run) -> Job:
+    return Job(
+        world_size=trace.world_size,
+        steps=run.context.table.steps.count,
+        topology=trace.topology.as_dict() if trace.topology else None,
+        sources=trace.sources,
+        device="+".join(sorted({info.device for info in run.ranks})),
+        run_id=trace.run_id,
+        oversubscribed=sum(info.oversubscribed for info in run.ranks),
     )
-    return Analysis(report, draw(context, replayer, actual, clocks.error_ns, priced.findings))
+
+
+def _poor_replay(step_time: StepTime) -> Sequence[str]:
+    if abs(step_time.replayed / step_time.actual - 1) <= POOR_REPLAY:
+        return ()
+    return (
+        f"the replay gives {step_time.replayed:.4f} s a step, the run took {step_time.actual:.4f} s: "
+        "something that the trace does not show takes part; read costs with care",
+    )
 
 
 def _missing(trace: Trace) -> Sequence[str]:
