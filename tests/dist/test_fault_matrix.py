@@ -115,7 +115,7 @@ CASES: dict[str, dict[str, Named | None]] = {
         f"slow_compute:rank=1,factor=1.5,{LATE}": Named(RANK, (1,), 40, or_kind=STAGE),
         "slow_stage:stage=1,factor=1.5": Named(STAGE, (1,), 72, or_kind=RANK),
         "long_sequence:dp=0,factor=2,every=3": Named(UNEVEN, (0, 1), 48, ratio=2),
-        f"slow_link:ranks=0+1,ms=10,{LATE}": Named(LINK, (0, 1), 15),
+        f"slow_link:ranks=0+1,ms=10,{LATE}": Named(LINK, (0, 1), 34),
         f"host_stall:rank=1,ms=40,{LATE}": Named(STALL, (1,), 40 * SHARE),
         f"gc_pause:rank=1,ms=40,{LATE}": Named(GARBAGE, (1,), 40 * SHARE),
         f"slow_data:rank=1,ms=15,{LATE}": Named(DATA, (1,), 60 * SHARE),
@@ -137,7 +137,7 @@ CASES: dict[str, dict[str, Named | None]] = {
         f"slow_compute:rank=5,factor=1.5,{LATE}": Named(RANK, (5,), 64, ratio=1.5),
         "slow_stage:stage=1,factor=1.5": Named(STAGE, (4, 5, 6, 7), 130, ratio=1.5),
         "long_sequence:dp=1,factor=2,every=3": Named(UNEVEN, (2, 3, 6, 7), 160, ratio=2),
-        f"slow_link:ranks=0+4,ms=20,{LATE}": Named(LINK, (0, 4), 48),
+        f"slow_link:ranks=0+4,ms=20,{LATE}": Named(LINK, (0, 4), 50),
         f"slow_link:ranks=2+3,ms=10,{LATE}": Named(LINK, (2, 3), 75),
         f"host_stall:rank=5,ms=80,{LATE}": Named(STALL, (5,), 80 * SHARE),
         f"gc_pause:rank=5,ms=80,{LATE}": Named(GARBAGE, (5,), 80 * SHARE),
@@ -165,7 +165,7 @@ def _held_up() -> float:
         return 0.0
 
 
-def _differences(trace: Trace, report: Report, fault: str, named: Named | None) -> list[str]:
+def _differences(trace: Trace, report: Report, fault: str, named: Named | None, busy: float) -> list[str]:
     """What is not as it has to be."""
     out = [f"warning: {warning}" for warning in report.warnings]
     parsed = parse_fault(fault)
@@ -175,13 +175,13 @@ def _differences(trace: Trace, report: Report, fault: str, named: Named | None) 
     if told != acts:
         out.append(f"the files name ranks {told} as faulty, not {acts}")
     if named is None:
-        wanted = "healthy"
-        out += [f"unexpected: {found.kind} of ranks {found.ranks}" for found in report.findings]
+        verdicts = ("healthy", "inconclusive") if busy > BUSY else ("healthy",)  # noise may hide small faults
+        out += [f"{found.kind} of ranks {found.ranks} was found" for found in report.findings]
     else:
-        wanted = "imbalance" if report.findings and report.findings[0].kind in (STAGE, UNEVEN) else "straggler"
+        verdicts = ("imbalance",) if {found.kind for found in report.findings} <= {STAGE, UNEVEN} else ("straggler",)
         out += named.differences(report.findings[0]) if report.findings else ["nothing was found"]
-    if report.verdict != wanted and len(report.findings) < 2:
-        out.append(f"the verdict {report.verdict} is not {wanted}")
+    if report.verdict not in verdicts:
+        out.append(f"the verdict is {report.verdict}")
     return out
 
 
@@ -198,7 +198,7 @@ def test_the_fault_is_the_most_costly_finding(tmp_path: Path, name: str, fault: 
         trace = read(folder)
         report = analyze(trace).report
         assert (report.job.device, report.job.steps) == ("emulated", STEPS - 1)
-        wrong = _differences(trace, report, fault, CASES[name][fault])
+        wrong = _differences(trace, report, fault, CASES[name][fault], busy)
         if not wrong:
             return
         tried.append(f"ranks waited for a core for up to {busy:.0%} of the time: {'; '.join(wrong)}")
