@@ -123,7 +123,7 @@ CASES: dict[str, dict[str, Named | None]] = {
     },
     "pp2_vpp2": {
         "none": None,
-        f"slow_compute:rank=0,factor=1.5,{LATE}": Named(RANK, (0,), 48, or_kind=STAGE),
+        f"slow_compute:rank=0,factor=1.5,{LATE}": Named(RANK, (0,), 38, or_kind=STAGE),
         "slow_stage:stage=1,factor=1.5": Named(STAGE, (1,), 89, or_kind=RANK),
         "long_sequence:dp=0,factor=2,every=3": Named(UNEVEN, (0, 1), 25, ratio=2),
         f"slow_link:ranks=0+1,ms=10,{LATE}": Named(LINK, (0, 1), 36),
