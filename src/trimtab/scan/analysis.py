@@ -24,7 +24,7 @@ from trimtab.traces.table import RankInfo, Trace
 
 LEAST_STEPS = 3
 """Fewer judged steps decide nothing."""
-COARSE = 1.15
+COARSE = 1.25
 """Where no smaller slow-down of one rank than this could have been seen, no finding means nothing."""
 POOR_REPLAY = 0.1
 """A replay further than this share from the actual step time is warned of."""

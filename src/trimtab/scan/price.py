@@ -79,9 +79,10 @@ def _at_most(context: Context, candidate: Candidate) -> float:
     """Seconds a step that undoing the cause could give back if nothing were hidden."""
     pieces = context.measures.pieces
     work = pieces.duration[candidate.pieces] * np.maximum(0.0, 1 - candidate.piece_fix)  # some fixes move work
-    by_rank = sums(pieces.rank[candidate.pieces], work, context.table.ranks).max(initial=0.0)
+    cells = sums(context.measures.cell[candidate.pieces], work, int(np.prod(context.measures.shape)))
+    longest = cells.reshape(context.measures.shape).max(axis=0, initial=0.0)  # in each step the rank that lost most
     moved = context.transfers.duration[candidate.transfers] * (1 - candidate.transfer_fix)
-    return (by_rank + float(moved.sum())) / 1e9 / max(1, len(context.steps))
+    return float(longest.sum() + moved.sum()) / 1e9 / max(1, len(context.steps))
 
 
 class _Scales:

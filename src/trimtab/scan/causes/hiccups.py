@@ -69,5 +69,6 @@ def rotating(
             pieces=pieces,
             piece_fix=np.nan_to_num(fix.ravel()[measures.cell[pieces]], nan=1.0),
             pattern=Pattern.ROTATING,
+            least_share=hiccup_share(context, 1),  # each of them alone may be a hiccup
         )
     ]
