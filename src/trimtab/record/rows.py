@@ -13,26 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from trimtab.events import FILE_SCHEMA
-from trimtab.record.ring import COLUMN, Rows
+from trimtab.record.ring import COLUMN, FIELDS, Rows
 
 Site = tuple[str, str, str, int, str, str, str, int, int, int, tuple[int, ...]]
 """kind, name, stream, layer, group, op, dtype, src, dst, tag, shape; -1 and empty are unknown."""
 
 _SITE_COLUMNS: Final = ("kind", "name", "stream", "layer", "group", "op", "dtype", "src", "dst", "tag", "shape")
-_ROW_COLUMNS: Final = (
-    "step",
-    "event_id",
-    "parent_id",
-    "correlation_id",
-    "ready",
-    "start",
-    "end",
-    "cpu_ns",
-    "microbatch",
-    "chunk",
-    "seq",
-    "bytes",
-)
+_ROW_COLUMNS: Final = FIELDS[2:-1]
+"""All but the row's own number, its site, and whether it has args."""
 _SITES_WITH_SHAPES: Final = 8_192
 _SITES: Final = 2 * _SITES_WITH_SHAPES
 _OTHER_NAME: Final = "(too many names)"

@@ -114,7 +114,6 @@ class Works:
         self._called_back: set[int] = set()
         self._without_future: set[tuple[str, str]] = set()
         self._coalesced: list[Pending] | None = None
-        self._originals: dict[tuple[type, str], Any] = {}
         self._side_streams: dict[int, Any] = {}
         self._backward = BackwardWaits(mark, self._backward_waited)
 

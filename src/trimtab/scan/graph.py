@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trimtab.scan.arrays import Bools, Floats, Ints
+from trimtab.scan.arrays import Bools, Ints
 from trimtab.scan.lanes import POST, Nodes
 from trimtab.scan.transfers import Transfers
 
@@ -203,8 +203,3 @@ def _levels(level: Ints, part: Ints, offset: Ints) -> tuple[Level, ...]:
 def comm_of_posts(nodes: Nodes, comm_of_row: Ints) -> Ints:
     """Communication of every POST node, -1 for other nodes."""
     return np.where(nodes.type == POST, comm_of_row[np.maximum(nodes.comm_row, 0)], -1)
-
-
-def weights(size: int, edge: Ints, duration: Floats) -> Floats:
-    """Local work before each node, from the pieces on the edges."""
-    return np.asarray(np.bincount(edge, weights=duration, minlength=size), dtype=np.float64)
