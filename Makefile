@@ -7,12 +7,15 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 DEMO_ARGS ?=
+DRILLS ?= 300
+SEED ?= 1
 
-.PHONY: help demo test check docs clean
+.PHONY: help demo test check docs drills clean
 
 help:
 	@echo "make demo   train a small GPT on 8 processes, slow one rank, and let scan find it (DEMO_ARGS=... adds arguments)"
 	@echo "make test   everything that CI runs"
+	@echo "make drills break trimtab inside running jobs, hundreds of times (DRILLS=300 SEED=1)"
 	@echo "make check  the static part of it: lint, format, types, import contracts"
 	@echo "make docs   build the documentation into site/"
 	@echo "make clean  remove what these targets made, the environment included"
@@ -48,8 +51,12 @@ check: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+drills: $(VENV)/.dev
+	@$(BIN)/python tests/drills --drills $(DRILLS) --seed $(SEED)
+
 # pytest comes last: its closing line is the last thing to see.
 test: check docs
+	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
 	$(BIN)/python -m pytest
 
 clean:

@@ -1,4 +1,4 @@
-"""Attaching to a job: builds the parts from the configuration, puts them together, and takes them away again.
+"""Attaching to a job: the session of a process, what a job may ask of it, and which framework it hooks.
 
 This is the composition root: besides the commands, the only place that knows the engines.
 """
@@ -11,30 +11,27 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trimtab import config as configuration
-from trimtab.config import Config
+from trimtab.assembly import Assembly
+from trimtab.config import Config, EngineConfig, Granularity, RecordConfig
 from trimtab.engines.when_imported import when_imported
-from trimtab.record.clocks import CpuDevice, CudaDevice, Device, clock_domain, unix_offset_ns
-from trimtab.record.collectives import Interception
-from trimtab.record.faults import Fault, Faults, parse_fault
-from trimtab.record.gc_pauses import GcWatch
-from trimtab.record.injection import Injection
+from trimtab.record.complain import OneFailure, failed, tell
+from trimtab.record.injection.injection import Injection
 from trimtab.record.observe import Observer, Observers
 from trimtab.record.recorder import Recorder
-from trimtab.record.run_identity import Identity, identify, make_header
-from trimtab.record.spans import SpanObserver, set_recorder
+from trimtab.record.run_identity import Identity, identify
 
 if TYPE_CHECKING:
-    from trimtab.engines.emulate import EmulatedDevice
     from trimtab.engines.plain import PlainEngine
 
 _LOG = logging.getLogger("trimtab")
+_LAST_STEP = 2**31 - 1
 
 
 def attach(config: str | os.PathLike[str] | Config | None = None, **overrides: Any) -> Session:
@@ -51,7 +48,11 @@ def attach(config: str | os.PathLike[str] | Config | None = None, **overrides: A
     if _Current.session is not None:
         warn("already attached to this process; this call changes nothing")
         return _Current.session
-    settled = _settle(config, overrides)
+    try:
+        settled = _settle(config, overrides)
+    except Exception as error:
+        failed(f"the configuration cannot be read ({type(error).__name__}: {error}); not attached")
+        settled = Config(record=RecordConfig(enabled=False), engine=EngineConfig(name="torch"))
     session = _Current.session = Session(settled)
     return session
 
@@ -62,9 +63,14 @@ class _Current:
     session: Session | None = None
 
 
+def current_session() -> Session | None:
+    """The session in force in this process, None where trimtab is not attached."""
+    return _Current.session
+
+
 def warn(text: str) -> None:
     """Tell the user, in one line. Through logging: a filter that turns warnings into errors must not fail the job."""
-    _LOG.warning("trimtab: %s", text.replace("\n", " "))
+    tell(text)
 
 
 class Session:
@@ -83,18 +89,17 @@ class Session:
         self._step = -1
         self._steps_told = False
         self._pid = os.getpid()
+        self._one_failure = OneFailure()
+        _LOG.addFilter(self._one_failure)
+        self.identity = Identity(0, 1, "", 0)
         try:
             self.identity = identify(os.environ, config.record.run_id)
-        except ValueError as error:
-            warn(f"{error}; not attached")
-            self.identity = Identity(0, 1, "", 0)
-            return
-        try:
-            self._compose()
+            self._assemble()
+            atexit.register(self.detach)
         except Exception as error:
-            warn(f"not attached ({type(error).__name__}: {error}); the job goes on without")
-            self._undo.close()
-        atexit.register(self.detach)
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            failed(f"not attached ({reason}); the job goes on without")
+            self._take_back()
 
     @property
     def rank(self) -> int:
@@ -106,18 +111,42 @@ class Session:
         """Number of ranks."""
         return self.identity.world_size
 
-    def step(self) -> None:
+    def step(self, number: int | None = None) -> None:
         """A training step begins here (and the one before ends): call it at the top of the loop.
 
+        ``number`` is that of the step, the same on all ranks, for a job that goes on from a checkpoint; by default it
+        is one more than the last, from 0 on.
+
         For plain PyTorch. Without it a step begins when the first optimizer has made one. Where Megatron-Core's
-        schedule runs, it marks the steps, and this does nothing.
+        schedule runs, it marks the steps, and this does nothing but set the ``number`` of the next.
         """
         self._steps_told = True
-        self._begin_step()
+        if number is not None and not 0 <= number <= _LAST_STEP:
+            failed(f"step {number} is not a number from 0 to {_LAST_STEP}; this step is not told apart from the last")
+            return
+        try:
+            self._begin_step(number)
+        except Exception as error:
+            self._observer = Observers(())
+            failed(f"the begin of a step failed ({type(error).__name__}: {error}); the job goes on")
 
-    def _begin_step(self) -> None:
-        if self._megatron is None:
-            self._step += 1
+    def watch(self, model: torch.nn.Module) -> None:
+        """Record the layers of ``model`` from now on; call it when it is wrapped, sharded and compiled as it will run.
+
+        For plain PyTorch. Needed only for layers in the very first step, and for a model that no optimizer trains
+        (a frozen teacher): others are found when their optimizer has made its first step.
+        """
+        if self._plain is not None and self._megatron is None:
+            self._plain.watch(model)
+
+    def _begin_step(self, number: int | None = None) -> None:
+        if self._megatron is not None:
+            if number is not None:
+                self._megatron.count_from(int(number))
+        else:
+            self._step = self._step + 1 if number is None else int(number)
+            if self._plain is not None:
+                self._plain.step_begin()
             self._observer.step_begin(self._step)
             if self._injection is not None:
                 self._injection.forward_launch()
@@ -131,14 +160,20 @@ class Session:
         """Finish the files and restore everything that was hooked or patched. May be called again."""
         if _Current.session is self:
             _Current.session = None
-        atexit.unregister(self.detach)
-        if os.getpid() != self._pid:  # a forked child, which must leave the parent's files alone
-            self._undo.pop_all()
-            return
+        self._take_back()
+
+    def _take_back(self) -> None:
         try:
-            self._undo.close()
+            if os.getpid() == self._pid:
+                self._undo.close()
+            else:  # a forked child, which must leave the parent's files alone
+                self._undo.pop_all()
+            atexit.unregister(self.detach)
         except Exception as error:
-            warn(f"detaching failed in part ({type(error).__name__}: {error})")
+            failed(f"detaching failed in part ({type(error).__name__}: {error})")
+        finally:
+            self._observer = Observers(())  # step() may still be called
+            _LOG.removeFilter(self._one_failure)
 
     def __enter__(self) -> Session:
         return self
@@ -148,70 +183,14 @@ class Session:
     ) -> None:
         self.detach()
 
-    def _compose(self) -> None:
-        """Every part in its place; each says how it is taken out again."""
-        config = self.config
-        injection = self._injection = _injection(config.faults.inject, self.identity)
-        emulated: EmulatedDevice | None = None
-        if config.emulate.enabled:
-            from trimtab.engines.emulate import EmulatedDevice
-
-            emulated = EmulatedDevice(config.emulate, injection.factor if injection else None)
-        device: Device = emulated or _real_device()
-        if config.record.enabled:
-            self.recorder = self._start_recorder(device)
-        if injection is not None:
-            injection.use(device)
-            injection.announce(self.recorder)
-        if not (self.recorder or injection or emulated):
-            return
-        observers = self._observers(device, emulated)
-        self._observer = observers[0] if len(observers) == 1 else Observers(observers)
-        self._intercept(device, emulated)
-        self._hook_framework()
-
-    def _observers(self, device: Device, emulated: EmulatedDevice | None) -> list[Observer]:
-        """In the order in which they are told: who changes the time of a call before who measures it."""
-        observers: list[Observer] = [part for part in (self._injection, emulated) if part is not None]
-        if self.recorder is not None:
-            spans = _SessionSpans(self.rank, self.recorder, device, emulated)
-            observers.append(spans)
-            self._undo.callback(spans.tell_oversubscribed)  # of the last step, before the recorder closes
-        return observers
-
-    def _start_recorder(self, device: Device) -> Recorder:
-        record = self.config.record
-        header = make_header(
-            self.identity,
-            device=device.kind,
-            device_name=device.name,
-            granularity=record.granularity,
-            unix_offset_ns=unix_offset_ns(),
-            clock_domain=clock_domain(),
-        )
-        recorder = Recorder(record, device, header)
-        self._undo.callback(recorder.close)
-        self._undo.callback(set_recorder, None)
-        set_recorder(recorder)
-        return recorder
-
-    def _intercept(self, device: Device, emulated: EmulatedDevice | None) -> None:
-        """Communication of torch.distributed, and pauses of the collector."""
-        injection = self._injection
-        interception = Interception(
-            device,
-            self.recorder,
-            injection.link_delay if injection is not None else None,
-            _all_of(part.blocked for part in (injection, emulated) if part is not None),
-        )
+    def _assemble(self) -> None:
+        parts = Assembly(self.config, self.identity, self._undo)
         try:
-            interception.install()
-            self._undo.callback(interception.remove)
-        except Exception as error:
-            warn(f"communication is not recorded ({error})")
-        watch = GcWatch(self.recorder, emulated.blocked if emulated is not None else None)
-        watch.install()
-        self._undo.callback(watch.remove)
+            working = parts.build()
+        finally:
+            self.recorder, self._injection, self._observer = parts.recorder, parts.injection, parts.observer
+        if working:
+            self._hook_framework()
 
     def _hook_framework(self) -> None:
         """Megatron-Core from its import on, or plain PyTorch."""
@@ -232,23 +211,29 @@ class Session:
     def _hook_plain(self) -> None:
         from trimtab.engines.plain import PlainEngine
 
-        engine = PlainEngine(self._observer, self.recorder, self._injection, self._optimizer_stepped)
+        engine = PlainEngine(
+            self._observer, self.recorder, self._injection, self._optimizer_stepped, self._granularity()
+        )
         engine.install()
         self._plain = engine
         self._undo.callback(engine.remove)
+
+    def _granularity(self) -> Granularity:
+        """What is hooked; the recorder takes no more than it was asked for."""
+        granularity = self.config.record.granularity
+        if granularity == "step" and (self.config.emulate.enabled or self._injection is not None):
+            return "layer"  # what is not hooked would not be padded, and not slowed
+        return granularity
 
     def _hook_megatron(self) -> None:
         """Megatron-Core has just been imported. Its optimizers are torch's, too, so the plain hooks go."""
         try:
             from trimtab.engines.megatron import MegatronEngine
 
-            granularity = self.config.record.granularity
-            if granularity == "step" and self.config.emulate.enabled:
-                granularity = "layer"  # what is not hooked would not be padded
-            engine = MegatronEngine(self._observer, self.recorder, granularity, self._injection)
+            engine = MegatronEngine(self._observer, self.recorder, self._granularity(), self._injection)
             engine.install()
         except Exception as error:
-            warn(f"Megatron-Core is not hooked ({error}); steps and layers are not recorded, communication is")
+            failed(f"Megatron-Core is not hooked ({error}); steps and layers are not recorded, communication is")
             return
         self._megatron = engine
         self._undo.callback(engine.remove)
@@ -275,71 +260,11 @@ def _as_arguments(overrides: Mapping[str, Any]) -> Iterator[str]:
             yield f"{section}={values}"
             continue
         for key, value in values.items():
+            if isinstance(value, Mapping):
+                yield from _as_arguments({f"{section}.{key}": value})
+                continue
             for single in value if isinstance(value, (list, tuple)) else (value,):
                 yield f"{section}.{key}={single}"
-
-
-def _injection(specs: tuple[str, ...], identity: Identity) -> Injection | None:
-    """The faults asked for, if there are any that make sense."""
-    faults: list[Fault] = []
-    for spec in specs:
-        try:
-            fault = parse_fault(spec)
-        except ValueError as error:
-            warn(f"{error}; it is not injected")
-            continue
-        if fault is not None:
-            faults.append(fault)
-    for problem in Faults(faults).problems(identity.world_size):
-        warn(problem)
-    return Injection(Faults(faults), identity.rank) if faults else None
-
-
-def _all_of(listeners: Iterable[Callable[[int, int], None]]) -> Callable[[int, int], None] | None:
-    """One function that calls all; None if there are none."""
-    every = tuple(listeners)
-    if len(every) < 2:
-        return every[0] if every else None
-
-    def tell(start: int, end: int) -> None:
-        for listener in every:
-            listener(start, end)
-
-    return tell
-
-
-class _SessionSpans(SpanObserver):
-    """Spans, and what is looked at once a step: is the rank still right, how is the emulated device getting on?"""
-
-    def __init__(self, rank: int, recorder: Recorder, device: Device, emulated: EmulatedDevice | None) -> None:
-        super().__init__(recorder, device)
-        self._rank = rank
-        self._emulated = emulated
-        self._oversubscribed = 0
-        self._checked = False
-
-    def step_begin(self, step: int) -> None:
-        """Compare and pass on."""
-        if not self._checked and torch.distributed.is_initialized():
-            self._checked = True
-            actual = torch.distributed.get_rank()
-            if actual != self._rank:
-                warn(f"recording as rank {self._rank} what is rank {actual}; attach later, or set RANK and WORLD_SIZE")
-        self.tell_oversubscribed()
-        super().step_begin(step)
-
-    def tell_oversubscribed(self) -> None:
-        """Write into the rank's file how many targets were overrun so far, if that has changed."""
-        if self._emulated is not None and self._emulated.oversubscribed != self._oversubscribed:
-            self._oversubscribed = self._emulated.oversubscribed
-            self._recorder.describe(oversubscribed=self._oversubscribed)
-
-
-def _real_device() -> Device:
-    """CUDA where there is any (asked of NVML, so that nothing is initialised that a later fork could not bear)."""
-    if torch.cuda.device_count() > 0:
-        return CudaDevice(torch.cuda)
-    return CpuDevice()
 
 
 class _CallableModule(ModuleType):

@@ -35,6 +35,8 @@ _EXTRAS: Final = {
     "plotly": "scan",
     "perfetto": "scan",
     "google": "scan",
+    "msgspec": "scan",
+    "isal": "scan",
     "torch": "job",
     "pynvml": "job",
     "megatron": "megatron",
@@ -59,6 +61,9 @@ Settings = Annotated[
 ]
 RunId = Annotated[
     str | None, typer.Option("--run", metavar="ID", help="Of several runs, this one. Default: the newest.")
+]
+Attempt = Annotated[
+    int | None, typer.Option(metavar="N", help="Of a run that was started again, this attempt. Default: the last.")
 ]
 
 
@@ -154,11 +159,17 @@ def run(
 
 @app.command()
 def scan(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run's files, or one file.")],
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Directory of a run's files, or one file; one a node, too.")
+    ],
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as JSON (-: to stdout).")] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as one HTML page.")] = None,
     perfetto: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
     run_id: RunId = None,
+    attempt: Attempt = None,
+    summaries: Annotated[
+        bool, typer.Option("--summaries", help="Step times of the whole run, from summaries.")
+    ] = False,
     fail_on: Annotated[FailOn | None, typer.Option(help="Exit with 3 if something was found.")] = None,
     config_file: ConfigFile = None,
     settings: Settings = None,
@@ -169,8 +180,11 @@ def scan(
     from trimtab.scan.report import schema, terminal
     from trimtab.scan.report.html import render as html_page
 
-    with _working(f"reading {directory}"):
-        trace = _read(directory, run_id)
+    with _working(f"reading {directories[0]}"):
+        trace = _read(directories, run_id, attempt)
+    if summaries:
+        _show_history(trace)
+        return 0
     try:
         with _working(f"scanning {len(trace.events):,} events of {len(trace.ranks)} ranks"):
             analysis = analyze(trace, settled.scan)
@@ -200,16 +214,54 @@ def convert(
         str | None, typer.Option(metavar="FIRST-LAST", help="Steps to write. Viewers get the slowest ones by default.")
     ] = None,
     run_id: RunId = None,
+    attempt: Attempt = None,
 ) -> None:
     """Write a recorded job for other programs: .perfetto-trace, .json (Chrome, also .json.gz) or .parquet."""
     from trimtab.traces import convert as conversion
 
     chosen = _step_range(steps) if steps else None
     conversion.writer_for(target)
-    trace = _read(source, run_id)
+    trace = _read([source], run_id, attempt)
     written = conversion.write(trace, target, chosen)
     which = "all steps" if written.steps is None else f"steps {written.steps[0]} to {written.steps[1]}"
     _talk(f"{target}: {written.events} events, {which}")
+
+
+@app.command()
+def window(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory into which the job records.")],
+    steps: Annotated[int, typer.Option(help="Steps of the window.")] = 3,
+    ranks: Annotated[str, typer.Option(metavar="RANKS", help="Ranks that open it: 0, or 0,8-15, or all.")] = "0",
+    after: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Until it opens: all ranks must have seen the request by then.")
+    ] = 15.0,
+) -> None:
+    """Ask the ranks of a running job for a window of torch.profiler; see [record.window] for planned ones."""
+    import time
+
+    from trimtab.events import FILE_SUFFIX
+    from trimtab.record.windows.window_files import Request, write_request
+
+    if not any(directory.glob(f"rank*{FILE_SUFFIX}")):
+        raise ValueError(f"{directory}: no rank records here; give record.dir of the job, on each node if it is local")
+    now = time.time_ns()
+    request = Request(now, now + int(max(after, 0.0) * 1e9), steps, ranks)
+    _talk(f"{write_request(directory, request)}: {steps} steps of rank {ranks}, from the first in {after:g} s on")
+
+
+@app.command("compile")
+def compile_kernels() -> None:
+    """Compile the kernels that intercept communication, once for an installation; jobs do it in the background else."""
+    from trimtab.record.communication import native
+
+    cache = native.cache_directory(os.environ)
+    if cache is None or not (native.load(cache) or (native.build(cache) and native.load(cache))):
+        raise ValueError(
+            "the kernels cannot be compiled here; that takes a C++ compiler (c++, g++ or $CXX), Python's headers and a "
+            "cache directory to keep them in ($XDG_CACHE_HOME or ~/.cache); without them communication is intercepted "
+            "in Python"
+        )
+    _talk(f"compiled for this environment, in {cache}")
 
 
 def _step_range(text: str) -> tuple[int, int]:
@@ -244,7 +296,7 @@ def demo(
     demonstration.train(planned, out, _talk)
     _talk("Scanning what the ranks recorded.")
     html, perfetto = out / "report.html", out / "trace.perfetto-trace"
-    scan(out / "run", json=str(out / "report.json"), html=str(html), perfetto=perfetto)
+    scan([out / "run"], json=str(out / "report.json"), html=str(html), perfetto=perfetto)
     _talk(f"\nThe report: {html}\nThe trace: {perfetto} (open it in https://ui.perfetto.dev)")
     return 0
 
@@ -308,7 +360,21 @@ def _configuration(file: Path | None, settings: list[str] | None) -> config.Conf
     return config.load(file, os.environ, settings or ()).strict()
 
 
-def _read(path: Path, run_id: str | None = None) -> Trace:
+def _read(paths: Sequence[Path], run_id: str | None, attempt: int | None) -> Trace:
     from trimtab.traces.read import read
 
-    return read(path, run_id=run_id)
+    return read(*paths, run_id=run_id, attempt=attempt)
+
+
+def _show_history(trace: Trace) -> None:
+    """Step times as the summaries have them."""
+    from trimtab.scan.history import history
+    from trimtab.traces.summaries import read_summaries
+
+    if not trace.summaries:
+        raise ValueError("no summaries here: a recorder begins to write them after a minute")
+    found = read_summaries(trace.summaries)
+    for warning in (*trace.warnings, *found.warnings):
+        _talk(f"trimtab: {warning}")
+    for line in history(found).lines():
+        typer.echo(line)

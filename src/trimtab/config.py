@@ -1,7 +1,8 @@
 """Configuration: one tree of frozen dataclasses, filled from a TOML file, then the environment, then arguments.
 
 A setting ``record.dir`` is ``[record] dir = "..."`` in the file, ``TRIMTAB_RECORD_DIR`` in the environment
-and ``record.dir=...`` as an argument; the later source wins. A job must not die of a typing error in its
+and ``record.dir=...`` as an argument; the later source wins. Sections nest: ``record.window.steps`` is
+``[record.window] steps = ...`` and ``TRIMTAB_RECORD_WINDOW_STEPS``. A job must not die of a typing error in its
 configuration, so :func:`load` returns what it could read together with one line for each problem; commands
 that watch no job turn these into an error.
 """
@@ -18,9 +19,57 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 ENVIRONMENT_PREFIX = "TRIMTAB_"
-_MOST = {"min_share": 1.0, "stage_share": 1.0, "confidence": 1.0, "ring_events": 1 << 24, "flush_seconds": 3600.0}
+_MOST = {
+    "min_share": 1.0,
+    "stage_share": 1.0,
+    "confidence": 1.0,
+    "ring_events": 1 << 24,
+    "flush_seconds": 3600.0,
+    "counter_seconds": 3600.0,
+    "request_seconds": 3600.0,
+}
 """Largest values that make sense: shares, and what a rank has memory and patience for."""
+MOST_WINDOW_STEPS = 1000
+"""A profiler keeps every event of a window in memory."""
 Granularity = Literal["step", "layer", "op"]
+
+
+def rank_ranges(text: str) -> tuple[range, ...] | None:
+    """Ranks from ``0``, ``0,8-15`` or ``all`` (None); ValueError says what was expected."""
+    if text.strip() == "all":
+        return None
+    ranges: list[range] = []
+    for part in text.split(","):
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        if not (first.isdecimal() and (not dash or last.isdecimal())):
+            raise ValueError("expected ranks such as 0, or 0,8-15, or all")
+        ranges.append(range(int(first), int(last if dash else first) + 1))
+    return tuple(ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowConfig:
+    """Windows of torch.profiler on chosen ranks: every operator and kernel of some steps, beside the spans."""
+
+    steps: int = 0
+    """Steps of a window; 0: none but those asked for while the job runs (``trimtab window``)."""
+    start: int = 10
+    """First step of the first window, as the recorder counts steps (from 0, since the process began)."""
+    every: int = 0
+    """A window begins again at every this many steps; 0: there is one."""
+    ranks: str = "0"
+    """Ranks that open it: ``0``, ``0,8-15`` or ``all``."""
+    record_shapes: bool = False
+    """The operators' shapes, too."""
+    with_stack: bool = False
+    """Python's stack, too; this several times the price."""
+    request_seconds: float = 5.0
+    """How often a rank looks whether a window is asked for (``trimtab window``); 0: never."""
+
+    def __post_init__(self) -> None:
+        if self.steps > MOST_WINDOW_STEPS:
+            raise ValueError(f"must be at most {MOST_WINDOW_STEPS}")
+        rank_ranges(self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +78,7 @@ class RecordConfig:
 
     enabled: bool = True
     dir: str = "trimtab-run"
-    """Directory of the run's files; shared or local to each node."""
+    """Directory of the run's files; shared or local to each node. ``{host}`` in it stands for the host's name."""
     run_id: str = ""
     """Name of the run, equal on all ranks; empty: from the launcher."""
     granularity: Granularity = "layer"
@@ -42,8 +91,21 @@ class RecordConfig:
     """Events held in memory between the training thread and the writer; more are dropped and counted."""
     flush_seconds: float = 1.0
     """The writer wakes at least this often."""
-    rotate_mb: int = 256
-    """A new file begins when this size is reached."""
+    rotate_mb: int = 64
+    """A new file begins when this size is reached (or an eighth of ``disk_mb``, if that is less) ..."""
+    rotate_minutes: float = 30.0
+    """... or this age; 0: at no age."""
+    disk_mb: int = 1024
+    """What a rank's files may take, over all attempts of the run; 0: as much as they like. Where there is more, the
+    oldest detail goes first and its summary stays; then profiler windows, then the oldest summaries."""
+    keep_free_mb: int = 512
+    """Where less is free on the file system (a small one: less than 5 %), files go as if ``disk_mb`` were reached."""
+    counter_seconds: float = 1.0
+    """Counters of the GPU and the host are sampled this often, at most every 0.1 s; 0: not at all."""
+    native: bool = True
+    """Intercept communication by compiled kernels, which cost a third of those in Python. Where they have not been
+    compiled for this environment yet, the first rank of each node does so in the background, for the runs after."""
+    window: WindowConfig = field(default_factory=WindowConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +209,15 @@ def _read_toml(path: Path, problems: list[str]) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     names = {
-        f"{ENVIRONMENT_PREFIX}{section}_{key}".upper(): (section, key)
-        for section, keys in _known().items()
-        for key in keys
+        f"{ENVIRONMENT_PREFIX}{section}_{key}".replace(".", "_").upper(): (section, key)
+        for section, part in _sections(Config()).items()
+        for key in _settings(part)
     }
     tree: dict[str, Any] = {}
     for name, value in environment.items():
         if name in names:
             section, key = names[name]
-            tree.setdefault(section, {})[key] = value
+            _table(tree, section)[key] = value
         elif name.startswith(ENVIRONMENT_PREFIX):
             problems.append(f"environment: {name} is not a setting{_hint(name, names)}; it is ignored")
     return tree
@@ -165,11 +227,11 @@ def _from_arguments(arguments: Iterable[str], problems: list[str]) -> dict[str, 
     tree: dict[str, Any] = {}
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        section, dot, key = name.partition(".")
+        section, dot, key = name.rpartition(".")
         if not (equals and dot):
             problems.append(f"arguments: {argument!r} is not of the form section.key=value")
             continue
-        values = tree.setdefault(section.strip(), {})
+        values = _table(tree, section)
         if section == "faults" and key == "inject":  # a fault itself holds commas and equal signs
             values.setdefault(key, []).append(value)
         else:
@@ -177,33 +239,61 @@ def _from_arguments(arguments: Iterable[str], problems: list[str]) -> dict[str, 
     return tree
 
 
-def _known() -> dict[str, list[str]]:
-    return {part.name: [f.name for f in fields(getattr(Config(), part.name))] for part in fields(Config)}
+def _table(tree: dict[str, Any], section: str) -> dict[str, Any]:
+    """The table ``section`` (``record.window``) of a tree, made where it is missing."""
+    for name in section.split("."):
+        inner = tree.get(name.strip())
+        if not isinstance(inner, dict):
+            inner = tree[name.strip()] = {}
+        tree = cast(dict[str, Any], inner)
+    return tree
+
+
+def _sections(part: Any, prefix: str = "") -> dict[str, Any]:
+    """Every section below ``part`` by its name, as it stands in a file: ``record``, ``record.window``."""
+    found: dict[str, Any] = {}
+    for inner in fields(part):
+        value = getattr(part, inner.name)
+        if is_dataclass(value):
+            found[prefix + inner.name] = value
+            found |= _sections(value, f"{prefix}{inner.name}.")
+    return found
+
+
+def _settings(part: Any) -> list[str]:
+    return [inner.name for inner in fields(part) if not is_dataclass(getattr(part, inner.name))]
 
 
 def _apply(config: Config, tree: Mapping[str, Any], source: str, problems: list[str]) -> Config:
-    known = _known()
-    for section, values in tree.items():
-        if section not in known:
-            problems.append(f"{source}: unknown section [{section}]{_hint(section, known)}; it is ignored")
+    changes: dict[str, Any] = {}
+    for name, values in tree.items():
+        if name in _sections(config):
+            changes[name] = _applied(getattr(config, name), values, name, source, problems)
+        else:
+            close = _hint(name, _sections(config))
+            problems.append(f"{source}: unknown section [{name}]{close}; it is ignored")
+    return replace(config, **changes)
+
+
+def _applied(part: Any, values: Any, section: str, source: str, problems: list[str]) -> Any:
+    """The section ``part`` with ``values`` in the place of what they name, and so on in the sections within it."""
+    if not isinstance(values, Mapping):
+        problems.append(f"{source}: [{section}] must be a table; it is ignored")
+        return part
+    types: dict[str, Any] = get_type_hints(part.__class__)
+    for key, value in cast(Mapping[str, Any], values).items():
+        where = f"{source}: {section}.{key}"
+        if key not in types:
+            problems.append(f"{where} is not a setting{_hint(key, types)}; it is ignored")
             continue
-        if not isinstance(values, Mapping):
-            problems.append(f"{source}: [{section}] must be a table; it is ignored")
+        if is_dataclass(types[key]):
+            part = replace(part, **{key: _applied(getattr(part, key), value, f"{section}.{key}", source, problems)})
             continue
-        part: Any = getattr(config, section)
-        types: dict[str, Any] = get_type_hints(part.__class__)
-        changes: dict[str, Any] = {}
-        for key, value in cast(Mapping[str, Any], values).items():
-            where = f"{source}: {section}.{key}"
-            if key not in types:
-                problems.append(f"{where} is not a setting{_hint(key, known[section])}; it is ignored")
-                continue
-            try:
-                changes[key] = _bounded(_convert(value, types[key]), key)
-            except ValueError as error:
-                problems.append(f"{where} = {value!r}: {error}; the default is used")
-        config = replace(config, **{section: replace(part, **changes)})
-    return config
+        try:
+            part = replace(part, **{key: _bounded(_convert(value, types[key]), key)})
+        except ValueError as error:
+            problems.append(f"{where} = {value!r}: {error}; the default is used")
+    return part
 
 
 def _hint(word: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from trimtab.localjob import RankError, run_ranks
-from trimtab.record.faults import parse_fault
+from trimtab.record.injection.faults import parse_fault
 from trimtab.topology import Topology
 
 MARKER: Final = ".trimtab-demo"

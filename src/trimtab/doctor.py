@@ -12,13 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Final
 
 from trimtab import __version__
 from trimtab.config import Config, Loaded, load
+from trimtab.engines.coverage import concerning
 from trimtab.engines.patches import ALL_PATCHES, Patch
-from trimtab.record.faults import parse_fault
+from trimtab.record.counters.nvml import find_gpu, load_nvml
+from trimtab.record.injection.faults import parse_fault
+from trimtab.record.run_identity import directory_of
 
 _PACKAGES: Final = (
     "torch",
@@ -81,8 +83,10 @@ def examine(
         *_versions(),
         *_devices(),
         *_attachable(),
+        *_recorded(),
         *_patches(loaded.config.engine.cpu_shim),
         *_wrapped_methods(),
+        *_kernels(os.environ if environment is None else environment),
         *_configuration(loaded),
         *_record_dir(loaded.config),
     ]
@@ -126,6 +130,27 @@ def _devices() -> Iterator[Check]:
         properties = torch.cuda.get_device_properties(index)
         detail = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
         yield Check("devices", f"GPU {index}", State.OK, detail)
+    yield from _nvml(torch)
+
+
+def _nvml(torch: Any) -> Iterator[Check]:
+    """Whose counters the recorder could sample."""
+    try:
+        library = load_nvml()
+    except Exception as error:  # not installed, no driver, another vendor
+        yield Check(
+            "devices", "NVML", State.NOTE, f"cannot be used ({error}): no counters of the GPU, only of the host"
+        )
+        return
+    driver = library.nvmlSystemGetDriverVersion()
+    for index in range(torch.cuda.device_count()):
+        try:
+            uuid = library.nvmlDeviceGetUUID(find_gpu(library, torch.cuda.get_device_properties(index)))
+        except Exception as error:
+            yield Check("devices", "NVML", State.NOTE, f"does not know GPU {index} ({error}): no counters of it")
+        else:
+            yield Check("devices", "NVML", State.OK, f"driver {driver}; counters of GPU {index} are those of {uuid}")
+    library.nvmlShutdown()
 
 
 def _attachable() -> Iterator[Check]:
@@ -156,8 +181,18 @@ def _attachable() -> Iterator[Check]:
         )
 
 
+def _recorded() -> Iterator[Check]:
+    """What is recorded of the ways to train that are possible here."""
+    torch = _torch()
+    if torch is None:
+        return
+    for way in concerning(lambda package: _installed(package) is not None, torch.version.cuda is not None):
+        seen = bool(way.tests or way.gpu)
+        yield Check("recorded", way.name, State.OK if seen else State.NOTE, f"{way.summary} (seen on: {way.checked})")
+
+
 def _framework_patches() -> tuple[Patch, ...]:
-    return tuple(patch for patch in ALL_PATCHES if not patch.name.startswith("cpu."))
+    return tuple(patch for patch in ALL_PATCHES if patch.name.startswith("megatron."))
 
 
 def _patches(cpu_shim: bool) -> Iterator[Check]:
@@ -176,12 +211,31 @@ def _wrapped_methods() -> Iterator[Check]:
     torch = _torch()
     if torch is None or not torch.distributed.is_available():
         return
-    from trimtab.record.work_methods import wrapped
+    from trimtab.record.communication.work_methods import wrapped
+    from trimtab.record.windows.kineto import WRAPPED
 
     for owner, method in wrapped():
         name = f"torch.{owner.__name__}.{method}"
         detail = f"torch.distributed:{owner.__name__}.{method} (when a communication ends; wrapped while attached)"
         yield Check("patches", name, State.OK, detail)
+    detail = f"{WRAPPED} (a profiler window gives way to the job's own profiler; wrapped while attached)"
+    yield Check("patches", "torch.profile._prepare_trace", State.OK, detail)
+
+
+def _kernels(environment: Mapping[str, str]) -> Iterator[Check]:
+    """Whether communication is intercepted by compiled kernels."""
+    torch = _torch()
+    if torch is None or not torch.distributed.is_available():
+        return
+    from trimtab.record.communication import native
+
+    if native.load(native.cache_directory(environment)) is not None:
+        yield Check("recording", "kernels", State.OK, "compiled for this environment")
+        return
+    detail = (
+        "not compiled, communication is intercepted in Python; jobs compile them after a minute, or trimtab compile"
+    )
+    yield Check("recording", "kernels", State.NOTE, detail)
 
 
 def _configuration(loaded: Loaded) -> Iterator[Check]:
@@ -210,7 +264,7 @@ def _record_dir(config: Config) -> Iterator[Check]:
     if not config.record.enabled:
         yield Check("recording", "record.enabled", State.NOTE, "off: nothing will be recorded")
         return
-    wanted = Path(config.record.dir).absolute()
+    wanted = directory_of(config.record.dir).absolute()
     there = next(path for path in (wanted, *wanted.parents) if path.exists())
     if not there.is_dir():
         yield Check("recording", "record.dir", State.PROBLEM, f"{wanted}: {there} is not a directory")

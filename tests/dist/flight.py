@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections import Counter
 from typing import Any, Final
 
+import pytest
 from torch._C import _distributed_c10d as c10d
 
 from trimtab.events import Kind
+from trimtab.record.communication.native import Native, build, cache_directory, load
+from trimtab.record.files.ring import FIELDS
 
 FLIGHT_RECORDER_ON: Final = {"TORCH_FR_BUFFER_SIZE": "20000"}
 """Environment of ranks whose Flight Recorder is to be read; it holds the collectives of gloo, but no P2P."""
@@ -27,17 +31,35 @@ class EventLog:
 
     def __init__(self) -> None:
         self.active = True
+        self.open = True
         self.step = 0
         self.next_id = itertools.count().__next__
         self.communications: list[dict[str, Any]] = []
         self.waits: list[dict[str, Any]] = []
         self.groups: dict[str, list[int]] = {}
+        self._sites: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
 
-    def communication(self, kind: Kind, op: str, ready: int, start: int, end: int, **rest: Any) -> None:
-        self.communications.append({"kind": kind, "op": op, "ready": ready, "start": start, "end": end, **rest})
+    def span_site(self, kind: Kind, name: str, stream: str, layer: int) -> int:
+        return self._site(self.waits, {"kind": kind, "name": name, "stream": stream})
 
-    def span(self, kind: Kind, name: str, start: int, end: int, **rest: Any) -> None:
-        self.waits.append({"kind": kind, "name": name, "start": start, "end": end, **rest})
+    def communication_site(
+        self, kind: Kind, op: str, stream: str, group: str, dtype: str, src: int, dst: int, tag: int
+    ) -> int:
+        known = {"kind": kind, "op": op, "stream": stream, "group": group, "dtype": dtype}
+        return self._site(self.communications, {**known, "src": src, "dst": dst, "tag": tag})
+
+    def _site(self, events: list[dict[str, Any]], known: dict[str, Any]) -> int:
+        self._sites.append((events, known))
+        return len(self._sites) - 1
+
+    def push(self, site: int, *fields: int) -> bool:
+        events, known = self._sites[site]
+        row = dict(zip(FIELDS[2:], fields, strict=True))
+        events.append({**known, **row, "nbytes": row["bytes"]})
+        return True
+
+    def fail(self, error: Exception) -> None:
+        raise error
 
     def describe(self, groups: dict[str, list[int]]) -> None:
         self.groups.update(groups)
@@ -47,6 +69,18 @@ class EventLog:
         events = [event for event in self.communications if event["kind"] == Kind.COLLECTIVE]
         events.sort(key=lambda event: event["event_id"])
         return [[_torch_name(event["group"]), _ALIASES.get(event["op"], event["op"])] for event in events]
+
+
+def kernels(kind: str) -> Native | None:
+    """The compiled kernels for ``native``, from the user's cache, built there where this version is not yet."""
+    if kind != "native":
+        return None
+    cache = cache_directory(os.environ)
+    assert cache is not None
+    module = load(cache) or (load(cache) if build(cache) else None)
+    if module is None:
+        pytest.skip("no C++ compiler: the compiled kernels are not tested")
+    return module
 
 
 def flight_recorder(skip: int = 0) -> list[list[str]]:
@@ -62,7 +96,8 @@ def flight_recorder(skip: int = 0) -> list[list[str]]:
 def mismatches(logs: list[dict[str, Any]]) -> list[str]:
     """Communications that do not have exactly their members, over all ranks' ``{"events", "groups"}``.
 
-    A collective needs each member of its group once, with one operation, size and type; a send its receive.
+    A collective needs each member of its group once, with one operation, type and (but for an all-to-all) size; a send
+    needs its receive.
     """
     collectives: dict[tuple[str, int], list[tuple[int, Any]]] = {}
     messages: Counter[tuple[Any, ...]] = Counter()
@@ -70,7 +105,8 @@ def mismatches(logs: list[dict[str, Any]]) -> list[str]:
     for rank, log in enumerate(logs):
         members |= log["groups"]
         for event in log["events"]:
-            what = (event["op"], event["nbytes"], event["dtype"], event["src"], event["dst"])
+            size = event["nbytes"] if event["op"] != "all_to_all" else 0  # each rank may have another amount to send
+            what = (event["op"], size, event["dtype"], event["src"], event["dst"])
             if event["kind"] == Kind.COLLECTIVE:
                 collectives.setdefault((event["group"], event["seq"]), []).append((rank, what))
             else:

@@ -4,50 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from flight import FLIGHT_RECORDER_ON, EventLog, flight_recorder, mismatches
+from flight import FLIGHT_RECORDER_ON, EventLog, kernels, mismatches
 from harness import load_script, run_ranks
+from observed import Answer, observe
 
 from trimtab.events import STREAM_COMM, STREAM_COMPUTE, Kind
 from trimtab.record.clocks import CpuDevice
-from trimtab.record.collectives import Interception
-
-Answer = dict[str, Any]
+from trimtab.record.communication.collectives import Interception
 
 
-def _observe(job: Callable[[], None]) -> Answer:
-    """Run a job under interception, and compare with the Flight Recorder."""
-    inherited = len(flight_recorder())
-    log = EventLog()
-    interception = Interception(CpuDevice(), log)  # type: ignore[arg-type]
-    interception.install()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # older names of collectives, which releases before know
-        job()
-    interception.remove()
-    seen, expected = log.collectives(), flight_recorder(skip=inherited)
-    assert expected
-    assert seen == expected
-    for event in log.communications:
-        assert event["ready"] <= event["start"] <= event["end"]
-    ids = {event["event_id"] for event in log.communications if event["stream"] == STREAM_COMM}
-    assert {wait["correlation_id"] for wait in log.waits} <= ids
-    compute = [event for event in log.communications if event["stream"] == STREAM_COMPUTE]
-    spans = sorted((event["start"], event["end"]) for event in compute + log.waits)
-    for before, after in itertools.pairwise(spans):
-        assert before[1] <= after[0], "two things on the compute stream at once"
-    return {"events": log.communications, "waits": log.waits, "groups": log.groups}
+@pytest.fixture(params=["python", "native"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which kernels intercept."""
+    kernels(request.param)  # built before the ranks start, or skipped
+    return request.param
 
 
-def _ddp(rank: int) -> Answer:
+def _ddp(rank: int, kind: str) -> Answer:
     def job() -> None:
         dist.init_process_group("gloo")
         layers = [torch.nn.Linear(64, 64) for _ in range(6)]
@@ -57,11 +36,11 @@ def _ddp(rank: int) -> Answer:
         with model.no_sync():
             model(torch.ones(4, 64)).sum().backward()
 
-    return _observe(job)
+    return observe(kind, job)
 
 
-def test_ddp_whose_reducer_is_cpp() -> None:
-    logs = run_ranks(2, _ddp, env=FLIGHT_RECORDER_ON)
+def test_ddp_whose_reducer_is_cpp(kind: str) -> None:
+    logs = run_ranks(2, _ddp, kind, env=FLIGHT_RECORDER_ON)
     assert mismatches(logs) == []
     for log in logs:
         reduced = [event for event in log["events"] if event["op"] == "all_reduce"]
@@ -70,7 +49,7 @@ def test_ddp_whose_reducer_is_cpp() -> None:
         assert len(log["waits"]) == 3  # one at the end of each backward pass that reduces
 
 
-def _functional(rank: int) -> Answer:
+def _functional(rank: int, kind: str) -> Answer:
     def job() -> None:
         dist.init_process_group("gloo")
         tensor, group = torch.ones(8), dist.group.WORLD
@@ -85,11 +64,11 @@ def _functional(rank: int) -> Answer:
         for result in results:
             assert (result + 0).sum() > 0
 
-    return _observe(job)
+    return observe(kind, job)
 
 
-def test_functional_collectives() -> None:
-    logs = run_ranks(2, _functional, env=FLIGHT_RECORDER_ON)
+def test_functional_collectives(kind: str) -> None:
+    logs = run_ranks(2, _functional, kind, env=FLIGHT_RECORDER_ON)
     assert mismatches(logs) == []
     for log in logs:
         waited = {wait["correlation_id"] for wait in log["waits"]}
@@ -98,7 +77,7 @@ def test_functional_collectives() -> None:
         assert waited == {event["event_id"] for event in beside}
 
 
-def _fsdp(rank: int) -> Answer:
+def _fsdp(rank: int, kind: str) -> Answer:
     from torch.distributed.fsdp import fully_shard
 
     def job() -> None:
@@ -110,16 +89,16 @@ def _fsdp(rank: int) -> Answer:
         for _ in range(2):
             model(torch.ones(4, 16)).sum().backward()
 
-    return _observe(job)
+    return observe(kind, job)
 
 
-def test_fsdp() -> None:
-    logs = run_ranks(2, _fsdp, env=FLIGHT_RECORDER_ON)
+def test_fsdp(kind: str) -> None:
+    logs = run_ranks(2, _fsdp, kind, env=FLIGHT_RECORDER_ON)
     assert mismatches(logs) == []
     assert {event["op"] for event in logs[0]["events"]} >= {"all_gather", "reduce_scatter"}
 
 
-def _everything(rank: int) -> Answer:
+def _everything(rank: int, kind: str) -> Answer:
     def job() -> None:
         dist.init_process_group("gloo")
         world, four = dist.get_world_size(), torch.ones(4)
@@ -143,11 +122,11 @@ def _everything(rank: int) -> Answer:
             dist.all_reduce(four)
             dist.all_reduce(four)
 
-    return _observe(job)
+    return observe(kind, job)
 
 
-def test_every_kind_of_collective_and_of_objects_in_groups_and_the_world() -> None:
-    logs = run_ranks(4, _everything, env=FLIGHT_RECORDER_ON)
+def test_every_kind_of_collective_and_of_objects_in_groups_and_the_world(kind: str) -> None:
+    logs = run_ranks(4, _everything, kind, env=FLIGHT_RECORDER_ON)
     assert mismatches(logs) == []
     labels = [label for log in logs for label in log["groups"]]
     assert len({label for label in labels if label.startswith("FIRST")}) == 1
@@ -159,9 +138,9 @@ def test_every_kind_of_collective_and_of_objects_in_groups_and_the_world() -> No
         assert roots["scatter"] == (1, -1)
 
 
-def _messages(rank: int) -> Answer:
+def _messages(rank: int, kind: str) -> Answer:
     log = EventLog()
-    interception = Interception(CpuDevice(), log)  # type: ignore[arg-type]
+    interception = Interception(CpuDevice(), log, native=kernels(kind))  # type: ignore[arg-type]
     interception.install()
     dist.init_process_group("gloo")
     peer = 1 - rank
@@ -185,8 +164,8 @@ def _messages(rank: int) -> Answer:
     return {"events": log.communications, "waits": log.waits, "groups": log.groups}
 
 
-def test_messages_match_by_peer_tag_and_number() -> None:
-    logs = run_ranks(2, _messages)
+def test_messages_match_by_peer_tag_and_number(kind: str) -> None:
+    logs = run_ranks(2, _messages, kind)
     assert mismatches(logs) == []
     for rank, log in enumerate(logs):
         sends = [event for event in log["events"] if event["kind"] == Kind.SEND]
@@ -208,7 +187,7 @@ LAYOUTS = {
 }
 
 
-def _megatron(rank: int, arguments: list[str]) -> Answer:
+def _megatron(rank: int, kind: str, arguments: list[str]) -> Answer:
     from trimtab.engines import cpu
 
     undo = cpu.install()
@@ -219,15 +198,19 @@ def _megatron(rank: int, arguments: list[str]) -> Answer:
         with contextlib.redirect_stdout(io.StringIO()):
             script.main([*arguments, "--steps", "2", "--global-batch-size", "8", "--data", text])
 
-    answer = _observe(job)
+    answer = observe(kind, job)
     undo()
     return answer
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_megatron(layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [*((layout, "python") for layout in LAYOUTS), ("tp2-pp2-dp2", "native")],
+    indirect=["kind"],
+)
+def test_megatron(layout: str, kind: str) -> None:
     world, arguments = LAYOUTS[layout]
-    logs = run_ranks(world, _megatron, arguments, env=FLIGHT_RECORDER_ON, timeout=90)
+    logs = run_ranks(world, _megatron, kind, arguments, env=FLIGHT_RECORDER_ON, timeout=90)
     assert mismatches(logs) == []
     kinds = {event["kind"] for log in logs for event in log["events"]}
     assert ("send" in kinds) == ("pp2" in layout)

@@ -11,8 +11,8 @@ from flight import EventLog, mismatches
 from harness import run_ranks
 
 from trimtab.record.clocks import CpuDevice
-from trimtab.record.collectives import Interception
-from trimtab.record.faults import Faults
+from trimtab.record.communication.collectives import Interception
+from trimtab.record.injection.faults import Faults
 
 DELAY_NS = 4_000_000
 

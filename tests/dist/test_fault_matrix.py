@@ -16,7 +16,7 @@ from harness import run_ranks
 from megatron_job import train
 
 import trimtab
-from trimtab.record.faults import parse_fault
+from trimtab.record.injection.faults import parse_fault
 from trimtab.scan.analysis import analyze
 from trimtab.scan.model import Finding, FindingKind, Report
 from trimtab.traces.read import read

@@ -6,13 +6,16 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import megatron.core
 import pytest
 import torch
+import torch.distributed as dist
 from harness import load_script, run_ranks
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MixedPrecisionOptimizer
 from megatron.core.pipeline_parallel import schedules
 from megatron_job import LAYOUTS, SCRIPT, FakeRecorder, Listener, change_config, keep_model, listen, train
@@ -403,3 +406,20 @@ def test_an_unknown_version_is_refused_in_one_line() -> None:
     assert "megatron-core 0.99 is outside 0.14 <= version < 0.20" in message
     assert "\n" not in message
     assert megatron.core.__version__
+
+
+def _checkpoints(rank: int, folder: str) -> list[str]:
+    recorder = FakeRecorder()
+    engine = MegatronEngine(Listener(), recorder)  # pyright: ignore[reportArgumentType]
+    dist.init_process_group("gloo")
+    engine.install()
+    for call in (dist_checkpointing.save, dist_checkpointing.load):
+        with pytest.raises((FileNotFoundError, CheckpointingException)):  # a whole save needs a GPU
+            call({}, folder)
+    engine.remove()
+    return [f"{kind} {name}" for kind, name, *_ in recorder.spans]
+
+
+def test_checkpoints_are_timed(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    assert run_ranks(1, _checkpoints, missing)[0] == ["checkpoint save", "checkpoint load"]

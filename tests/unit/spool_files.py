@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from trimtab.config import RecordConfig
-from trimtab.events import HEADER_KEY
+from trimtab.events import FILE_SUFFIX, HEADER_KEY
 from trimtab.record.clocks import CpuDevice, Device
 from trimtab.record.recorder import Recorder
 from trimtab.record.run_identity import Identity, make_header
@@ -61,8 +61,8 @@ def read_file(path: Path) -> File:
 
 
 def files_of(directory: Path) -> list[File]:
-    """Every file of a directory, in the order of their names."""
-    return [read_file(path) for path in sorted(directory.iterdir())]
+    """Every file of events in a directory, in the order of their names."""
+    return [read_file(path) for path in sorted(directory.glob(f"*{FILE_SUFFIX}"))]
 
 
 def header(rank: int = 0, attempt: int = 0) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from trimtab import cli, demo, launch
 from trimtab.events import FILE_SUFFIX
+from trimtab.record.windows.window_files import read_request
 from trimtab.scan.report.schema import json_schema
 from trimtab.topology import Topology
 from trimtab.traces import own_write
@@ -71,7 +72,7 @@ def test_starting_the_command_loads_nothing_heavy():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("scan",), "Missing argument 'DIR' (see trimtab scan --help)"),
+        (("scan",), "Missing argument 'DIR...' (see trimtab scan --help)"),
         (("bogus",), "No such command 'bogus'"),
         (("scan", "/does/not/exist"), "/does/not/exist: no such file or directory"),
         (("scan", ".", "--fail-on", "weather"), "'--fail-on'"),
@@ -335,3 +336,28 @@ def test_doctor_tells_of_faults_that_are_on(command, tmp_path):
     code, out, _ = command("doctor", *arguments, "--json", "-")
     assert code == 0
     assert "a fault will be injected" in out
+
+
+def test_window_asks_the_ranks(command, slow_run):
+    code, out, err = command("window", slow_run, "--steps", "2", "--ranks", "0,3", "--after", "0")
+    assert (code, out) == (0, "")
+    assert "2 steps of rank 0,3" in err
+    request = read_request(slow_run)
+    assert request is not None
+    assert (request.steps, request.ranks, request.begins_unix_ns) == (2, "0,3", request.number)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--steps", "0"), "1 to 1000 steps"), (("--ranks", "x"), "expected ranks such as")],
+)
+def test_window_refuses_what_makes_no_sense(command, slow_run, arguments, message):
+    code, out, err = command("window", slow_run, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_window_wants_a_directory_where_somebody_records(command, tmp_path):
+    code, _, err = command("window", tmp_path)
+    assert code == 2
+    assert "no rank records here" in err

@@ -12,7 +12,7 @@ import typer
 from trimtab import cli
 from trimtab.config import Config, load
 from trimtab.events import FILE_SCHEMA, Kind
-from trimtab.record.faults import FaultKind
+from trimtab.record.injection.faults import FaultKind
 from trimtab.scan import model
 
 ROOT = Path(__file__).parents[2]
@@ -35,14 +35,23 @@ def rows(text):
     return [(re.findall(r"`([^`]*)`", first), second.strip("`")) for first, second in found]
 
 
-@pytest.mark.parametrize("part", [field.name for field in dataclasses.fields(Config)])
-def test_every_setting_is_listed_with_its_default(part):
-    listed = {names[0]: default for names, default in rows(section(page("reference/configuration.md"), part))}
-    settings = getattr(Config(), part)
+def sections(part, prefix=""):
+    """Sections of the configuration by name, those within others as ``record.window``."""
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if dataclasses.is_dataclass(value):
+            yield prefix + field.name, value
+            yield from sections(value, f"{prefix}{field.name}.")
+
+
+@pytest.mark.parametrize(("name", "settings"), list(sections(Config())))
+def test_every_setting_is_listed_with_its_default(name, settings):
+    listed = {names[0]: default for names, default in rows(section(page("reference/configuration.md"), name))}
     expected = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        expected[field.name] = json.dumps(list(value) if isinstance(value, tuple) else value)
+        if not dataclasses.is_dataclass(value):
+            expected[field.name] = json.dumps(list(value) if isinstance(value, tuple) else value)
     assert listed == expected
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.events import Kind
-from trimtab.record.faults import Fault, FaultKind, Faults, parse_fault
-from trimtab.record.injection import Injection
+from trimtab.record.injection.faults import Fault, FaultKind, Faults, parse_fault
+from trimtab.record.injection.injection import Injection
 from trimtab.record.observe import Call
 from trimtab.topology import Coordinates
 
@@ -88,7 +88,7 @@ def test_a_fault_written_out_reads_back_the_same(fault: Fault) -> None:
 def test_parsing_needs_no_torch() -> None:
     import subprocess
 
-    code = "import trimtab.record.faults, sys; sys.exit('torch' in sys.modules)"
+    code = "import trimtab.record.injection.faults, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
@@ -195,6 +195,18 @@ def test_slow_data_delays_every_read() -> None:
         rig.injection.delay_data()
         rig.injection.delay_data()
         assert rig.now - before == expected
+
+
+def test_a_call_within_a_call_is_slowed_once() -> None:
+    """As a part of a layer, or what is recomputed in its backward."""
+    rig = Rig("slow_compute:rank=0,factor=2", kind="cpu")
+    rig.injection.step_begin(0)
+    outer = Call(Kind.BACKWARD, "layer")
+    rig.injection.begin(outer)
+    rig.now += 10 * MS
+    assert rig.call(Kind.RECOMPUTE, 5 * MS, waited=3 * MS) == 13 * MS
+    rig.injection.end(outer)
+    assert rig.now == 2 * (10 + 5) * MS + 3 * MS
 
 
 def test_a_real_device_is_slowed_in_proportion_to_its_own_work() -> None:

@@ -93,6 +93,16 @@ def test_detaching_leaves_nothing_behind(tmp_path: Path) -> None:
     session.step()
 
 
+def test_a_resumed_job_says_the_number_of_its_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with plain(tmp_path) as session:
+        for number in (5_000, 5_001, -1, 2**31, None):
+            session.step(number)
+    (file,) = files_of(tmp_path)
+    assert [row["step"] for row in file.rows if row["name"] == "step"] == [5_000, 5_001, 5_002]
+    (said,) = caplog.messages
+    assert "step -1 is not a number from 0 to 2147483647" in said
+
+
 def test_targets_overrun_in_the_last_step_are_counted(tmp_path: Path) -> None:
     emulate = {"enabled": True, "optimizer_ms": 0.000001}
     session = trimtab.attach(engine={"name": "torch"}, record={"dir": tmp_path}, emulate=emulate)
@@ -172,7 +182,7 @@ def test_a_part_that_fails_is_left_out(
     def broken(*_: Any) -> None:
         raise RuntimeError("no dispatcher here")
 
-    monkeypatch.setattr("trimtab.record.collectives.Interception.install", broken)
+    monkeypatch.setattr("trimtab.record.communication.collectives.Interception.install", broken)
     with plain(tmp_path) as session:
         train(1, session)
     assert ["no dispatcher here" in record.getMessage() for record in caplog.records] == [True]

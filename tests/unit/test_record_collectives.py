@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,10 +20,12 @@ import torch.distributed._functional_collectives as functional  # noqa: E402
 from torch._C._distributed_c10d import ProcessGroup, Work, _create_work_from_future  # noqa: E402
 
 from trimtab.events import NAME_WAIT, STREAM_COMM, STREAM_COMPUTE, Kind  # noqa: E402
-from trimtab.record.collectives import Interception  # noqa: E402
-from trimtab.record.groups import Groups  # noqa: E402
-from trimtab.record.late import late_work  # noqa: E402
-from trimtab.record.operators import operators  # noqa: E402
+from trimtab.record.communication.collectives import Interception  # noqa: E402
+from trimtab.record.communication.groups import Groups  # noqa: E402
+from trimtab.record.communication.late import late_work  # noqa: E402
+from trimtab.record.communication.native import Native, build, cache_directory, load  # noqa: E402
+from trimtab.record.communication.operators import operators  # noqa: E402
+from trimtab.record.files.ring import FIELDS  # noqa: E402
 
 WORLD = "default_pg/0@0"
 
@@ -40,6 +43,8 @@ class Log:
     spans: list[dict[str, Any]] = field(default_factory=list)
     groups: dict[str, list[int]] = field(default_factory=dict)
     stretches: list[tuple[int, int]] = field(default_factory=list)
+    sites: list[tuple[list[dict[str, Any]], dict[str, Any]]] = field(default_factory=list)
+    open: bool = True
     failing: bool = False
     kind: str = "cpu"
     name: str = ""
@@ -60,11 +65,27 @@ class Log:
         self.ids += 1
         return self.ids
 
-    def communication(self, kind: Kind, op: str, ready: int, start: int, end: int, **rest: Any) -> None:
-        self.communications.append({"kind": kind, "op": op, "ready": ready, "start": start, "end": end, **rest})
+    def span_site(self, kind: Kind, name: str, stream: str, layer: int) -> int:
+        return self._site(self.spans, kind=kind, name=name, stream=stream)
 
-    def span(self, kind: Kind, name: str, start: int, end: int, **rest: Any) -> None:
-        self.spans.append({"kind": kind, "name": name, "start": start, "end": end, **rest})
+    def communication_site(
+        self, kind: Kind, op: str, stream: str, group: str, dtype: str, src: int, dst: int, tag: int
+    ) -> int:
+        known = {"kind": kind, "op": op, "stream": stream, "group": group}
+        return self._site(self.communications, **known, dtype=dtype, src=src, dst=dst, tag=tag)
+
+    def _site(self, events: list[dict[str, Any]], **known: Any) -> int:
+        self.sites.append((events, known))
+        return len(self.sites) - 1
+
+    def push(self, site: int, *fields: int) -> bool:
+        events, known = self.sites[site]
+        row = dict(zip(FIELDS[2:], fields, strict=True))
+        events.append({**known, **row, "nbytes": row["bytes"]})
+        return True
+
+    def fail(self, error: Exception) -> None:
+        raise error
 
     def describe(self, groups: dict[str, list[int]]) -> None:
         self.groups.update(groups)
@@ -80,12 +101,24 @@ def world() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def intercept() -> Iterator[Callable[..., tuple[Log, Interception]]]:
+@pytest.fixture(scope="module")
+def native() -> Native:
+    """The compiled kernels, from the user's cache; built there (half a minute) where this version is not yet."""
+    cache = cache_directory(os.environ)
+    assert cache is not None
+    module = load(cache) or (load(cache) if build(cache) else None)
+    if module is None:
+        pytest.skip("no C++ compiler: the compiled kernels are not tested")
+    return module
+
+
+@pytest.fixture(params=["python", "native"])
+def intercept(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[Log, Interception]]]:
     made: list[Interception] = []
 
     def make(**options: Any) -> tuple[Log, Interception]:
         log = Log()
+        options["native"] = request.getfixturevalue("native") if request.param == "native" else None
         made.append(Interception(log, log, blocked=log.blocked, clock=log.mark, **options))  # type: ignore[arg-type]
         made[-1].install()
         return log, made[-1]
@@ -275,6 +308,24 @@ def test_a_failure_inside_is_reported_once_and_the_call_goes_on(
     ]
 
 
+def test_an_interrupt_that_comes_while_we_run_is_the_jobs(intercept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, interception = intercept()
+    tensor = torch.ones(2)
+
+    def interrupted() -> int:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "next_id", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        dist.all_reduce(tensor)
+        for _ in range(1_000):
+            pass
+    dist.all_reduce(tensor)
+    settle(interception)
+    assert len(log.communications) == 1
+
+
 def test_the_jobs_own_errors_pass_unchanged(intercept: Any) -> None:
     def wrong_call() -> None:
         dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
@@ -412,7 +463,7 @@ def test_a_slow_link_delays_whoever_waits(intercept: Any) -> None:
 
 @pytest.fixture
 def on_stream(intercept: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Log, Interception]:
-    """The interception as it behaves on NCCL, where ends are marks in streams; 900 is one on the side stream."""
+    """The interception as it behaves on NCCL, where ends are marks in streams; 900 is one on NCCL's own."""
     log, interception = intercept()
     met = Groups._meet
 
@@ -423,7 +474,7 @@ def on_stream(intercept: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Log, Int
 
     monkeypatch.setattr(Groups, "_meet", meet)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(interception._works, "_mark_behind", lambda work: 900)
+    monkeypatch.setattr(interception._works._streams, "behind", lambda key, ready: 900)
     return log, interception
 
 

@@ -49,6 +49,16 @@ def test_hosts_of_a_run_share_its_name() -> None:
     assert identify(first).run_id == identify(second).run_id
 
 
+def test_restarts_are_counted_by_whoever_restarts() -> None:
+    slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"}
+    assert identify(slurm).attempt == 0
+    requeued = identify(slurm | {"SLURM_RESTART_COUNT": "3"})
+    assert (requeued.attempt, requeued.run_id) == (3, identify(slurm).run_id)
+    assert identify(TORCHRUN | {"SLURM_RESTART_COUNT": "1"}).attempt == 2
+    with pytest.raises(ValueError, match="SLURM_RESTART_COUNT='x' is not a number"):
+        identify(slurm | {"SLURM_RESTART_COUNT": "x"})
+
+
 def test_names_in_order_of_preference() -> None:
     slurm = TORCHRUN | {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "1"}
     assert identify(slurm, "mine").run_id == "mine"

@@ -15,8 +15,8 @@ from spool_files import FakeClock, File, files_of, make_recorder
 
 from trimtab.events import Kind
 from trimtab.record.clocks import UNKNOWN, CpuDevice
+from trimtab.record.files.spool import Sink, create_exclusively
 from trimtab.record.recorder import Recorder
-from trimtab.record.spool import Sink, create_exclusively
 
 
 def written(directory: Path) -> File:
@@ -289,7 +289,7 @@ def test_an_exception_in_the_writer_stops_recording_only(
         raise RuntimeError("a bug\nin two lines")
 
     recorder = make_recorder(tmp_path, FakeClock(), threaded=True)
-    monkeypatch.setattr("trimtab.record.writer.to_batch", broken)
+    monkeypatch.setattr("trimtab.record.files.storage.to_batch", broken)
     span(recorder)
     recorder.close()
     (record,) = caplog.records
@@ -333,7 +333,7 @@ class SlowDevice(CpuDevice):
 def test_marks_are_resolved_by_the_writer_and_rows_wait_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trimtab.record.writer._GRACE_SECONDS", 0)
+    monkeypatch.setattr("trimtab.record.files.writer._GRACE_SECONDS", 0)
     device = SlowDevice()
     recorder = make_recorder(tmp_path, FakeClock(), device)
     writer = recorder.writer
@@ -352,8 +352,52 @@ def test_marks_are_resolved_by_the_writer_and_rows_wait_for_them(
     recorder.close()
 
 
+class MarkingDevice(SlowDevice):
+    """Each of its marks is a handle that it reaches a thousand later; ``broken`` is what marking raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: Exception | None = None
+        self.marks = 0
+        self.mark = self.next_mark
+
+    def next_mark(self) -> int:
+        if self.broken is not None:
+            raise self.broken
+        self.marks += 1
+        handle = -1 - self.marks
+        self.times[handle] = 1_000 * self.marks
+        return handle
+
+
+def test_steps_of_a_device_begin_and_end_in_its_queue(tmp_path: Path) -> None:
+    clock, device = FakeClock(100), MarkingDevice()
+    recorder = make_recorder(tmp_path, clock, device, every_steps=3, for_steps=2)
+    for step in range(6):
+        recorder.begin_step(step)
+        clock.advance(10)
+    recorder.close()
+    steps = [(row["step"], row["ready"], row["start"], row["end"]) for row in named(written(tmp_path), "step")]
+    # One mark for each boundary of a sampled step.
+    assert steps == [(0, 100, 1_000, 2_000), (1, 110, 2_000, 3_000), (3, 130, 4_000, 5_000), (4, 140, 5_000, 6_000)]
+    assert device.marks == 6
+
+
+def test_a_device_that_fails_at_a_step_stops_recording_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    device = MarkingDevice()
+    recorder = make_recorder(tmp_path, FakeClock(), device)
+    recorder.begin_step(0)
+    device.broken = RuntimeError("the device is lost")
+    recorder.begin_step(1)
+    assert not recorder.active
+    recorder.begin_step(2)
+    recorder.close()
+    (record,) = caplog.records
+    assert "the device is lost" in record.getMessage()
+
+
 def test_marks_that_the_device_never_reaches_end_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimtab.record.writer._GRACE_SECONDS", 0)
+    monkeypatch.setattr("trimtab.record.files.writer._GRACE_SECONDS", 0)
     recorder = make_recorder(tmp_path, FakeClock(), SlowDevice())
     recorder.span(Kind.FORWARD, "never", 7, -13)
     recorder.close()

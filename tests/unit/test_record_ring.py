@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.record.ring import COLUMN, WIDTH, Ring
+from trimtab.record.files.ring import COLUMN, WIDTH, Ring
 
 
 def push(ring: Ring, value: int) -> bool:

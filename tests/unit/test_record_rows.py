@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.events import FILE_SCHEMA, Kind
-from trimtab.record import rows as rows_module
-from trimtab.record.ring import FIELDS, WIDTH
-from trimtab.record.rows import Site, Sites, to_batch
+from trimtab.record.files import rows as rows_module
+from trimtab.record.files.ring import FIELDS, WIDTH
+from trimtab.record.files.rows import Site, Sites, to_batch
 
 small = st.integers(-1, 3)
 sites_ = st.tuples(
@@ -54,9 +56,9 @@ def test_a_site_is_interned_once() -> None:
     sites = Sites()
     site: Site = (Kind.FORWARD, "layer", "compute", 1, "", "", "", -1, -1, -1, ())
     assert sites.intern(site) == sites.intern(("forward", *site[1:]))
-    assert len(sites.columns()["name"]) == 1
+    assert len(sites.listed()) == 1
     sites.intern((*site[:3], 2, *site[4:]))
-    assert len(sites.columns()["name"]) == 2
+    assert len(sites.listed()) == 2
 
 
 def test_endless_shapes_and_names_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +69,22 @@ def test_endless_shapes_and_names_are_given_up(monkeypatch: pytest.MonkeyPatch) 
         sites.intern((Kind.COLLECTIVE, f"n{i // 3}", "comm", -1, "", "", "", -1, -1, -1, (i,))) for i in range(1_000)
     ]
     assert len(set(numbers)) <= 22
-    columns = sites.columns()
-    assert columns["shape"].take(numbers[:1]).to_pylist() == [[0]]
-    assert columns["shape"].take(numbers[12:13]).to_pylist() == [None]
-    assert columns["name"].take(numbers[12:13]).to_pylist() == ["n4"]
-    assert columns["name"].take(numbers[-1:]).to_pylist() == ["(too many names)"]
+    columns = sites.columns(np.array([numbers[0], numbers[12], numbers[-1]]))
+    assert columns["shape"].to_pylist() == [[0], None, None]
+    assert columns["name"].to_pylist() == ["n0", "n4", "(too many names)"]
+
+
+def test_making_a_batch_does_not_load_arrows_compute_library() -> None:
+    """It would cost every rank 15 MB."""
+    code = """
+import sys
+import numpy as np
+from trimtab.events import FILE_SCHEMA
+from trimtab.record.files.ring import WIDTH
+from trimtab.record.files.rows import Sites, to_batch
+sites = Sites()
+sites.intern(("forward", "layer", "compute", 1, "", "", "", -1, -1, -1, (2, 3)))
+assert to_batch(np.zeros((2, WIDTH), np.int64), sites, [None, "{}"], FILE_SCHEMA).num_rows == 2
+assert "pyarrow.compute" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -104,6 +104,27 @@ def test_thread_cpu_time_is_unknown_across_threads(tmp_path: Path) -> None:
     assert rig.rows()["layer"]["cpu_ns"] is None
 
 
+def test_right_after_a_call_the_cpus_clock_is_known(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    readings: list[int] = []
+
+    def cpu_clock() -> int:
+        readings.append(rig.cpu.now)
+        return rig.cpu.now
+
+    observer = SpanObserver(rig.recorder, CpuDevice(rig.queue), rig.host, cpu_clock)
+    for name, gap in (("first", 0), ("near", 5_000), ("far", 50_000)):
+        rig.host.advance(gap)
+        rig.cpu.advance(gap)
+        call = Call(Kind.FORWARD, name)
+        observer.begin(call)
+        rig.host.advance(900)
+        rig.cpu.advance(700)
+        observer.end(call)
+    assert len(readings) == 5, "twice a call, but once for the one that began right after another"
+    assert {name: row["cpu_ns"] for name, row in rig.rows().items()} == {"first": 700, "near": 700, "far": 700}
+
+
 def test_outside_the_sample_nothing_is_collected(tmp_path: Path) -> None:
     rig = Rig(tmp_path, every_steps=2)
     call = Call(Kind.FORWARD, "layer")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from spool_files import File, files_of, header, read_file
 
 from trimtab.events import FILE_SCHEMA, SCHEMA_VERSION, Kind
-from trimtab.record.ring import COLUMN, WIDTH
-from trimtab.record.rows import Sites, to_batch
-from trimtab.record.spool import Sink, Spool, create_exclusively
+from trimtab.record.files.ring import COLUMN, WIDTH
+from trimtab.record.files.rows import Sites, to_batch
+from trimtab.record.files.spool import Sink, Spool, create_exclusively
 
 SITES = Sites()
 SITE = SITES.intern((Kind.FORWARD, "layer", "compute", 3, "", "", "", -1, -1, -1, ()))
@@ -117,9 +117,9 @@ def _fill(spool: Spool) -> None:
 
 
 class SmallDisk(io.FileIO):
-    """Takes 8,000 bytes in pieces, then is full."""
+    """Takes 20,000 bytes in pieces, then is full."""
 
-    left = 8_000
+    left = 20_000
 
     def write(self, data: Any, /) -> int:
         if self.left == 0:

@@ -15,7 +15,7 @@ from trimtab.config import ScanConfig
 from trimtab.scan import analyze, match, table
 from trimtab.scan.model import FindingKind, Verdict
 from trimtab.topology import Topology
-from trimtab.traces.own import TIMES
+from trimtab.traces.own_rank import TIMES
 from trimtab.traces.synthetic import SyntheticFault, SyntheticJob, generate
 from trimtab.traces.table import COLUMNS, Trace
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+
+from trimtab.record.complain import failed
 
 _log = logging.getLogger("trimtab")
 
@@ -20,6 +23,6 @@ class Guard:
         if not self.working:
             return
         self.working = False
-        text = f"{type(error).__name__}: {error}".replace("\n", " ")
-        _log.warning("trimtab: %s failed (%s); the engine steps aside, the job goes on", subject, text)
-        _log.debug("trimtab: the failure of %s", subject, exc_info=error)
+        failed(f"{subject} failed ({type(error).__name__}: {error}); the engine steps aside, the job goes on")
+        with contextlib.suppress(Exception):  # the job's logging
+            _log.debug("trimtab: the failure of %s", subject, exc_info=error)

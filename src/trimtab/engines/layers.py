@@ -7,19 +7,23 @@ simpler, but they put views between the layers, which stock Megatron-Core refuse
 The output of a layer is most often the input of the next. One hook on it is enough, then (each costs 5 to 10 us): the
 backward of the earlier layer begins where that of the later one ends, so a begin first ends what is still open on its
 level. Where the input needs no gradient (the embedding), the end is the end of the whole backward pass.
+
+What is recomputed in a backward pass lies in the backward of its own layer if the checkpoint is not reentrant (the
+gradient of the output is known first), and before it if it is; in both cases what ran before has ended by its own hook.
 """
 
 from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, Final
 
 import torch
 
+from trimtab.engines.calls import backward_is_compiled, watch_calls
 from trimtab.engines.guard import Guard
 from trimtab.events import Kind
 from trimtab.record.observe import Call, Observer
@@ -34,6 +38,8 @@ _LAYER_PATH: Final = re.compile(r"(^|\.)layers\.\d+$")
 _OPS: Final = ("self_attention", "cross_attention", "mlp", "mixer")
 _WHOLE: Final = 0
 _PART: Final = 1
+_DEEPEST: Final = 4
+"""Tensors are looked for this deep in what a layer takes and returns."""
 _graph_task: Final = torch._C._current_graph_task_id
 _queue_callback: Final = torch.autograd.Variable._execution_engine.queue_callback
 
@@ -62,6 +68,10 @@ class Site:
     """Number of the layer in the whole model, from 0; -1 for what is no layer."""
     level: int = _WHOLE
 
+    def part(self, name: str, module: torch.nn.Module) -> Site:
+        """A part of this layer."""
+        return Site(name, module, self.layer, _PART)
+
 
 def find_sites(model: torch.nn.Module, parts: bool) -> Iterator[Site]:
     """Embedding, layers and output layer of a model (chunk), with ``parts`` also attention and MLP of each layer.
@@ -72,12 +82,13 @@ def find_sites(model: torch.nn.Module, parts: bool) -> Iterator[Site]:
         last = path.rpartition(".")[2]
         if _LAYER_PATH.search(path) and isinstance(getattr(module, "layer_number", None), int):
             layer = int(module.layer_number) - 1  # pyright: ignore[reportArgumentType]
-            yield Site(NAME_MTP if "mtp" in path.split(".") else NAME_LAYER, module, layer)
+            whole = Site(NAME_MTP if "mtp" in path.split(".") else NAME_LAYER, module, layer)
+            yield whole
             if parts:
                 for name in _OPS:
                     part = getattr(module, name, None)
                     if isinstance(part, torch.nn.Module) and any(True for _ in part.parameters()):
-                        yield Site(name, part, layer, _PART)
+                        yield whole.part(name, part)
         elif last == "embedding":
             yield Site(NAME_EMBEDDING, module, -1)
         elif last == "output_layer":
@@ -96,23 +107,26 @@ class LayerHooks:
         self._open: list[Call | None] = [None, None]  # the backward that runs, by level
         self._last_output: weakref.ref[torch.Tensor] | None = None
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._handles: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
 
     def install(self, chunk: int, model: torch.nn.Module) -> None:
-        """Hook a model chunk, unless it is hooked already."""
+        """Hook a model chunk of Megatron-Core, unless it is hooked already."""
         if model in self._models:
             return
         self._models.add(model)
         for site in find_sites(model, self._parts):
-            hooks = _Hooks(self, site, chunk)
-            self._handles.append(site.module.register_forward_pre_hook(hooks.before, with_kwargs=True))
-            self._handles.append(site.module.register_forward_hook(hooks.after))
+            self.hook(site, chunk)
+
+    def hook(self, site: Site, chunk: int) -> None:
+        """Report the calls of one site."""
+        hooks = _Hooks(self, site, chunk)
+        self._undo.append(watch_calls(site.module, hooks.before, hooks.after))
 
     def remove(self) -> None:
         """Take every hook away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
         self._models.clear()
         self._open = [None, None]
 
@@ -134,11 +148,12 @@ class LayerHooks:
 
     def begin_backward(self, call: Call, level: int, ends: bool, _gradient: Any) -> None:
         """Tensor hook: the gradient of a site's output is known."""
-        if not self.listening:
-            return
         try:
+            if not self.listening:
+                return
             self._close(level)
             self._open[level] = call
+            self.position.backward_microbatch = call.microbatch
             self.observer.begin(call)
             if not ends:
                 _queue_callback(partial(self.end_backward, call, level, None))
@@ -154,13 +169,9 @@ class LayerHooks:
         except Exception as error:
             self.guard.failed("the hook on a layer's backward", error)
 
-    def begin_recompute(self, level: int) -> None:
-        """A forward begins within a backward pass, so the backward of the site after it is over."""
-        self._close(level)
-
-    def watch_input(self, values: Iterable[Any], call: Call, level: int) -> bool:
+    def watch_input(self, values: tuple[Any, ...], call: Call, level: int) -> bool:
         """See to it that the backward ends when the input's gradient is known; False if that will never be."""
-        tensor = _with_gradient(values)
+        tensor = with_gradient(values)
         if tensor is None:
             return False
         last = self._last_output
@@ -168,9 +179,9 @@ class LayerHooks:
             tensor.register_hook(partial(self.end_backward, call, level))
         return True
 
-    def watch_output(self, values: Iterable[Any], call: Call, level: int, ends: bool) -> None:
+    def watch_output(self, output: Any, call: Call, level: int, ends: bool) -> None:
         """See to it that the backward begins when the output's gradient is known."""
-        tensor = _with_gradient(values)
+        tensor = with_gradient(output)
         if tensor is not None:
             tensor.register_hook(partial(self.begin_backward, call, level, ends))
             if level == _WHOLE:
@@ -194,18 +205,18 @@ class _Hooks:
 
     def before(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward pre-hook."""
-        owner = self._owner
-        if not owner.listening or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # first: what is read before would become a guard
             return
+        owner = self._owner
         try:
+            if not owner.listening:
+                return
             recompute = _graph_task() >= 0
             position = owner.position
             microbatch = position.backward_microbatch if recompute else position.microbatch
             self._forward = self._call(Kind.RECOMPUTE if recompute else Kind.FORWARD, microbatch)
             self._backward = None
-            if recompute:
-                owner.begin_recompute(self._site_level)
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and not backward_is_compiled():
                 self._backward = self._call(Kind.BACKWARD, microbatch)
                 self._ends = owner.watch_input((*args, *kwargs.values()), self._backward, self._site_level)
             owner.observer.begin(self._forward)
@@ -213,7 +224,9 @@ class _Hooks:
             owner.guard.failed("the hook before a layer's forward", error)
 
     def after(self, _module: Any, _args: Any, output: Any) -> None:
-        """Forward hook."""
+        """Forward hook, also called (without an output) when the forward raised or a recompute stopped early."""
+        if torch.compiler.is_compiling():
+            return
         forward, self._forward = self._forward, None
         backward, self._backward = self._backward, None
         owner = self._owner
@@ -221,9 +234,8 @@ class _Hooks:
             return
         try:
             owner.observer.end(forward)
-            if backward is not None:
-                values = (output,) if isinstance(output, torch.Tensor) else output
-                owner.watch_output(values, backward, self._site_level, self._ends)
+            if backward is not None and output is not None:
+                owner.watch_output(output, backward, self._site_level, self._ends)
         except Exception as error:
             owner.guard.failed("the hook after a layer's forward", error)
 
@@ -231,9 +243,24 @@ class _Hooks:
         return Call(kind, self._site_name, self._site_layer, microbatch, self._chunk)
 
 
-def _with_gradient(values: Iterable[Any]) -> torch.Tensor | None:
-    """The first tensor that needs a gradient."""
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            return value
+def with_gradient(value: Any, depth: int = 0) -> torch.Tensor | None:
+    """The first tensor that needs a gradient in arguments or an output: tuples, lists, mappings, dataclasses."""
+    if isinstance(value, torch.Tensor):
+        return value if value.requires_grad else None
+    if depth == _DEEPEST:
+        return None
+    for part in _parts_of(value):
+        found = with_gradient(part, depth + 1)
+        if found is not None:
+            return found
     return None
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, (tuple, list)):
+        return value
+    if isinstance(value, Mapping):  # also the outputs of Hugging Face models
+        return value.values()
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in fields(value)]
+    return ()

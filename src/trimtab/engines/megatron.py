@@ -20,7 +20,8 @@ from trimtab.engines.layers import LayerHooks, Position
 from trimtab.engines.patches import CHECKPOINT_PATCHES, OPTIMIZER_PATCHES, SCHEDULE_PATCHES, Patches
 from trimtab.engines.timers import TimerSpans
 from trimtab.events import STREAM_HOST, Kind
-from trimtab.record.injection import Injection
+from trimtab.record.clocks import UNKNOWN
+from trimtab.record.injection.injection import Injection
 from trimtab.record.observe import Call, Observer
 from trimtab.record.recorder import Recorder
 from trimtab.topology import Coordinates, Topology
@@ -85,6 +86,10 @@ class MegatronEngine:
         self._position.inside = False
         self._layers.remove()
         self._patches.undo()
+
+    def count_from(self, number: int) -> None:
+        """The next training step is number ``number``: schedules are not told the iteration."""
+        self._step = number - 1
 
     @property
     def layout(self) -> tuple[Topology, Coordinates] | None:
@@ -212,7 +217,7 @@ class MegatronEngine:
         return None if iterator is None else _WatchedData(iterator, self._read)
 
     def _read(self, iterator: Iterator[Any]) -> Any:
-        started = time.perf_counter_ns()
+        started = self._now()
         if self._injection is not None and self._working:
             try:
                 self._injection.delay_data()
@@ -224,14 +229,25 @@ class MegatronEngine:
 
     def _host_span(self, kind: Kind, name: str, started: int, microbatch: int = -1) -> None:
         recorder = self._recorder
-        if recorder is not None and recorder.active and self._working:
+        if recorder is None or not recorder.active or not self._working:
+            return
+        try:
             ended = time.perf_counter_ns()
             recorder.span(kind, name, started, ended, stream=STREAM_HOST, microbatch=microbatch)
+        except Exception as error:
+            self._guard.failed("the end of a host span", error)
+
+    def _now(self) -> int:
+        try:
+            return time.perf_counter_ns()
+        except Exception as error:
+            self._guard.failed("reading the clock", error)
+            return UNKNOWN
 
     def _timed(
         self, kind: Kind, name: str, original: Callable[..., Any], args: tuple[Any, ...], keywords: _Keywords
     ) -> Any:
-        started = time.perf_counter_ns()
+        started = self._now()
         try:
             return original(*args, **keywords)
         finally:

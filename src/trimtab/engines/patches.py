@@ -18,6 +18,7 @@ from typing import Any, Final
 _log = logging.getLogger("trimtab")
 
 MEGATRON_VERSIONS: Final = ("0.14", "0.20")
+TORCH_VERSIONS: Final = ("2.6", "3")
 _ABSENT: Final = object()
 
 
@@ -75,7 +76,7 @@ CHECKPOINT_PATCHES: Final = tuple(
 )
 CPU_PATCHES: Final = (
     Patch("cpu.torch", "megatron.core.*:torch", "a view of torch that puts cuda tensors on the CPU"),
-    Patch("cpu.tensor_cuda", "torch:Tensor.cuda", "the identity, where there is no CUDA", ("2.6", "3"), "torch"),
+    Patch("cpu.tensor_cuda", "torch:Tensor.cuda", "the identity, where there is no CUDA", TORCH_VERSIONS, "torch"),
     Patch("cpu.rng_get", "megatron.core.tensor_parallel.random:_get_cuda_rng_state", "the CPU's random state"),
     Patch("cpu.rng_set", "megatron.core.tensor_parallel.random:_set_cuda_rng_state", "the CPU's random state"),
     Patch("cpu.rng_tracker", "megatron.core.tensor_parallel.random:CudaRNGStatesTracker", "the CPU's random state"),
@@ -95,7 +96,47 @@ CPU_PATCHES: Final = (
         "asserts the names of CUDA types",
     ),
 )
-ALL_PATCHES: Final = (*SCHEDULE_PATCHES, *OPTIMIZER_PATCHES, *CHECKPOINT_PATCHES, *CPU_PATCHES)
+GRAPH_PATCHES: Final = tuple(
+    Patch(f"torch.graph.{name}", f"torch.cuda.graphs:CUDAGraph.{name}", why, ("2.6", "3"), "torch", optional=True)
+    for name, why in (
+        ("replay", "time of a CUDA graph"),
+        ("capture_begin", "time of a capture"),
+        ("capture_end", "time of a capture"),
+    )
+)
+DATA_PATCH: Final = Patch(
+    "plain.data",
+    "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
+    "data loading; a DataLoader calls no hook",
+    TORCH_VERSIONS,
+    "torch",
+)
+COMPILED_CALL_PATCH: Final = Patch(
+    "plain.compiled_call",
+    "torch.nn:Module._compiled_call_impl",
+    "time of a module that was compiled in place, on that module alone; its hooks are compiled with it",
+    TORCH_VERSIONS,
+    "torch",
+)
+PIPELINING_PATCHES: Final = tuple(
+    Patch(
+        f"plain.stage.{name}",
+        f"torch.distributed.pipelining.stage:_PipelineStageBase.{name}_one_chunk",
+        "microbatch and stage; the schedules call no hook",
+        TORCH_VERSIONS,
+        "torch",
+    )
+    for name in ("forward", "backward", "backward_weight")
+)
+PLAIN_PATCHES: Final = (DATA_PATCH, COMPILED_CALL_PATCH, *PIPELINING_PATCHES)
+ALL_PATCHES: Final = (
+    *GRAPH_PATCHES,
+    *SCHEDULE_PATCHES,
+    *OPTIMIZER_PATCHES,
+    *CHECKPOINT_PATCHES,
+    *PLAIN_PATCHES,
+    *CPU_PATCHES,
+)
 
 
 class PatchError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -52,13 +53,17 @@ class _Timer:
         """Begin the span."""
         if self.inner is not None:
             self.inner.start(barrier=barrier)
-        self._started = self._clock()
+        with contextlib.suppress(Exception):
+            self._started = self._clock()
 
     def stop(self, barrier: bool = False) -> None:
         """End the span."""
         recorder = self._recorder
         if recorder is not None and recorder.active and self._started >= 0:
-            recorder.span(Kind.HOST, self._name, self._started, self._clock(), stream=STREAM_HOST)
+            try:
+                recorder.span(Kind.HOST, self._name, self._started, self._clock(), stream=STREAM_HOST)
+            except Exception as error:
+                recorder.fail(error)
         self._started = -1
         if self.inner is not None:
             self.inner.stop(barrier=barrier)

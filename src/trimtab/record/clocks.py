@@ -7,18 +7,18 @@ time at all; below that it is a handle which only its device can turn into a tim
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 Mark = int
 """A time, :data:`UNKNOWN` or a device's handle (see above)."""
 
 UNKNOWN: Final[Mark] = -1
-_FIRST_HANDLE: Final = -2
+FIRST_HANDLE: Final[Mark] = -2
+"""Handles are this and all below it."""
 
 Clock = Callable[[], int]
 """Nanoseconds, never going back."""
@@ -29,8 +29,11 @@ class Device(Protocol):
 
     kind: str
     """``cpu``, ``cuda`` or ``emulated``, as it stands in file headers."""
-    name: str
-    """Model of the device, empty where unknown."""
+
+    @property
+    def name(self) -> str:
+        """Model of the device, empty where unknown."""
+        ...
 
     def mark(self) -> Mark:
         """A point now in the queue of the calling thread's current stream; never blocks."""
@@ -99,137 +102,6 @@ class AnchorLine:
 
 
 _ANCHORS_KEPT: Final = 16
-_FREE, _PENDING, _DONE = range(3)
-
-
-class CudaDevice:
-    """CUDA through pooled timing events on the current stream; it never synchronises anything.
-
-    ``mark`` records the next event of a fixed pool, and its handle is the number of marks so far. ``elapsed_time``
-    is a float32 of milliseconds, exact to half a microsecond only over a few seconds, so the writer thread takes a
-    fresh anchor at least every ``anchor_seconds``: an event on an otherwise idle side stream, between two readings
-    of the host clock. Until the process itself has initialised CUDA, a mark is the host's time.
-
-    A pool that is used up (the device far behind the host, or the writer stuck) gives ``UNKNOWN`` marks. So does a
-    stream that is being captured into a CUDA graph: an event there would become a part of the graph.
-    """
-
-    kind = "cuda"
-
-    def __init__(
-        self, cuda: Any, clock: Clock = time.perf_counter_ns, pool: int = 65_536, anchor_seconds: float = 2.0
-    ) -> None:
-        """``cuda`` is ``torch.cuda`` or what behaves like it."""
-        self.name = ""
-        self._cuda = cuda
-        self._clock = clock
-        self._pool = pool
-        self._every_ns = int(min(anchor_seconds, 5.0) * 1e9)
-        self._events: list[Any] = [None] * pool
-        self._handles = [-1] * pool
-        self._states = [_FREE] * pool
-        self._times = [UNKNOWN] * pool
-        self._numbers = itertools.count()
-        self._newest = -1
-        self._swept = 0
-        self._index: int | None = None
-        self._stream: Any = None
-        self._anchor: tuple[Any, int, int] | None = None  # event, its device time, its host time
-        self._line = AnchorLine()
-
-    def mark(self) -> Mark:
-        """Record the next event of the pool on the current stream."""
-        if self._index is None:
-            if not self._cuda.is_initialized():
-                return self._clock()
-            self._index = self._cuda.current_device()
-        if self._cuda.is_current_stream_capturing():
-            return UNKNOWN
-        number = next(self._numbers)
-        slot = number % self._pool
-        if self._states[slot] == _PENDING:
-            return UNKNOWN
-        event = self._events[slot]
-        if event is None:
-            event = self._events[slot] = self._cuda.Event(enable_timing=True)
-        self._handles[slot] = number
-        event.record()
-        self._states[slot] = _PENDING  # last: the writer looks at nothing that is not pending
-        self._newest = number
-        return _FIRST_HANDLE - number
-
-    def drain(self) -> None:
-        """A real device orders a communication behind queued work by itself."""
-
-    def resolve(self, mark: Mark) -> int | None:
-        """See :class:`Device`; to be called from the writer thread only."""
-        if mark > _FIRST_HANDLE:
-            return mark
-        number = _FIRST_HANDLE - mark
-        slot = number % self._pool
-        if self._handles[slot] != number:
-            return UNKNOWN
-        if self._states[slot] == _PENDING and not self._finish(slot):
-            return None
-        return self._times[slot]
-
-    def tend(self) -> list[list[int]]:
-        """Anchor if it is time, then finish marks in order of their age, so that their events can be used again."""
-        if self._index is None:
-            return []
-        anchors: list[list[int]] = []
-        if self._anchor is None or self._clock() - self._anchor[2] >= self._every_ns:
-            anchors = self._take_anchor()
-        self._swept = max(self._swept, self._newest + 1 - self._pool)
-        while self._swept <= self._newest:
-            slot = self._swept % self._pool
-            if self._states[slot] == _PENDING and not self._finish(slot):
-                break
-            self._swept += 1
-        return anchors
-
-    def _finish(self, slot: int) -> bool:
-        """Turn a pending mark into a time, if the device got there."""
-        event = self._events[slot]
-        if self._anchor is None or not event.query():
-            return False
-        anchor, device_ns, _ = self._anchor
-        try:
-            self._times[slot] = self._line.to_host(device_ns + round(anchor.elapsed_time(event) * 1e6))
-        except RuntimeError:  # an event of another GPU of this process
-            self._times[slot] = UNKNOWN
-        self._states[slot] = _DONE
-        return True
-
-    def _take_anchor(self) -> list[list[int]]:
-        """The narrowest of three brackets of an event on the side stream; none if that stream is held up."""
-        with self._cuda.device(self._index):  # this thread's own current device would be GPU 0
-            if self._stream is None:
-                self._stream = self._cuda.Stream()
-            brackets = [b for b in (self._bracket() for _ in range(3)) if b is not None]
-        if not brackets:
-            return []
-        _, host_ns, event = min(brackets, key=lambda b: b[0])
-        device_ns = 0
-        if self._anchor is not None:
-            device_ns = self._anchor[1] + round(self._anchor[0].elapsed_time(event) * 1e6)
-        self._anchor = (event, device_ns, host_ns)
-        self._line.add(device_ns, host_ns)
-        return [[device_ns, host_ns]]
-
-    def _bracket(self) -> tuple[int, int, Any] | None:
-        """(width, host time, event) of an event that has just happened."""
-        event = self._cuda.Event(enable_timing=True)
-        before = self._clock()
-        event.record(self._stream)
-        while not event.query():
-            if self._clock() - before > _BRACKET_LIMIT_NS:
-                return None
-        after = self._clock()
-        return after - before, (before + after) // 2, event
-
-
-_BRACKET_LIMIT_NS: Final = 1_000_000
 
 
 def clock_domain() -> str:

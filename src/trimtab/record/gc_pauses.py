@@ -1,16 +1,26 @@
-"""Pauses of Python's garbage collector, as spans on the host stream."""
+"""Pauses of Python's garbage collector, as spans on the host stream.
+
+The collector calls back, and drops what its callbacks raise. A signal that arrives during a collection is handled in
+the first Python code after it, which is such a callback: without care, Ctrl-C in a collection would do nothing.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import time
+from _thread import start_new_thread
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import Any, Final
 
 from trimtab.events import STREAM_HOST, Kind
 from trimtab.record.clocks import Clock
+from trimtab.record.complain import failed
 from trimtab.record.recorder import Recorder
+
+_SOON_SECONDS: Final = 0.001
 
 
 class GcWatch:
@@ -31,19 +41,31 @@ class GcWatch:
         self._started = -1
         self._thread = -1
         self._callback = self._called  # one object, so that it is found again
+        self._hook = self._dropped
+        self._next_hook: Callable[[Any], object] = sys.unraisablehook
 
     def install(self) -> None:
         """Start to watch. First in line, so that what other callbacks take counts as part of the pause."""
         if self._callback not in gc.callbacks:
             gc.callbacks.insert(0, self._callback)
+            self._next_hook, sys.unraisablehook = sys.unraisablehook, self._hook
 
     def remove(self) -> None:
         """Stop watching."""
         if self._callback in gc.callbacks:
             gc.callbacks.remove(self._callback)
+        if sys.unraisablehook is self._hook:  # else others have put theirs before it, and it just passes on
+            sys.unraisablehook = self._next_hook
         self._started = -1
 
     def _called(self, phase: str, info: dict[str, Any]) -> None:
+        try:
+            self._note(phase, info)
+        except Exception as error:  # the collector would print each
+            self.remove()
+            failed(f"pauses of the garbage collector are not recorded any more ({type(error).__name__}: {error})")
+
+    def _note(self, phase: str, info: dict[str, Any]) -> None:
         now = self._clock()
         if phase == "start":
             self._started, self._thread = now, get_ident()
@@ -57,3 +79,19 @@ class GcWatch:
             recorder.span(Kind.GC, "gc", started, now, stream=STREAM_HOST, args=args)
         if self._on_pause is not None:
             self._on_pause(started, now)
+
+    def _dropped(self, unraisable: Any) -> None:
+        """What the collector drops of ours, if it is no error but an interrupt, comes again when this is over."""
+        interrupt = unraisable.exc_value
+        if unraisable.object != self._callback or interrupt is None or isinstance(interrupt, Exception):
+            self._next_hook(unraisable)
+            return
+        # Raised from here it would be dropped again. It came from a signal's handler, which only the main thread runs.
+        start_new_thread(_raise_soon, (get_ident(), interrupt))
+
+
+def _raise_soon(thread: int, interrupt: BaseException) -> None:
+    time.sleep(_SOON_SECONDS)
+    # An exception for another thread is given as a class, which Python makes an object of.
+    again = type(type(interrupt).__name__, (type(interrupt),), {"__new__": lambda *_: interrupt})
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(again))

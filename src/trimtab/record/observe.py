@@ -13,12 +13,9 @@ from trimtab.events import Kind
 
 
 class Call:
-    """One stretch of work on the compute stream: a layer's forward, its backward, an optimizer step.
+    """One stretch of work on the compute stream: a layer's forward, its backward, an optimizer step."""
 
-    ``state`` is free for observers: each stores what it needs between begin and end under its own key.
-    """
-
-    __slots__ = ("chunk", "kind", "layer", "microbatch", "name", "state")
+    __slots__ = ("_state", "chunk", "kind", "layer", "microbatch", "name", "span")
 
     def __init__(self, kind: Kind, name: str, layer: int = -1, microbatch: int = -1, chunk: int = -1) -> None:
         self.kind = kind
@@ -26,7 +23,16 @@ class Call:
         self.layer = layer
         self.microbatch = microbatch
         self.chunk = chunk
-        self.state: dict[str, Any] = {}
+        self.span: Any = None
+        """What the recorder needs between begin and end."""
+        self._state: dict[str, Any] | None = None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Free for all other observers: each stores what it needs between begin and end under its own key."""
+        if self._state is None:
+            self._state = {}
+        return self._state
 
 
 class Observer(Protocol):

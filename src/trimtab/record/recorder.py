@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from trimtab.config import RecordConfig
 from trimtab.events import NAME_STEP, STREAM_COMPUTE, STREAM_HOST, Kind
-from trimtab.record.clocks import UNKNOWN, Clock, Device, Mark
-from trimtab.record.spool import Opener, Spool, create_exclusively
-from trimtab.record.writer import Writer
+from trimtab.record.clocks import UNKNOWN, Clock, DeferredDevice, Device, Mark
+from trimtab.record.complain import failed
+from trimtab.record.files.spool import Opener, create_exclusively
+from trimtab.record.files.storage import Storage
+from trimtab.record.files.writer import Writer
 
-_LOG = logging.getLogger("trimtab")
 _CLOSE_SECONDS: Final = 5.0
 _ARGS_LIMIT: Final = 4_096
 _SHORT_SITES: Final = 4_096
@@ -55,25 +54,30 @@ class Recorder:
         self.next_id: Callable[[], int] = itertools.count().__next__
         """Reserve an event id, for correlation."""
         self.writer: Writer | None = None
+        self.push: Callable[..., bool] = _nowhere
+        """The ring's, for what is recorded a million times: positional arguments and no guard, so the caller says
+        :meth:`fail`. The site is one of :meth:`span_site` or :meth:`communication_site`."""
         self._leaving: Writer | None = None
         self._span_sites: dict[tuple[str, str, str, int], int] = {}  # of spans, by what they have of a site
         self._clock = clock
+        # The host runs ahead of a device whose marks are handles, so the steps are marked there, too.
+        self._mark: Callable[[], Mark] | None = device.mark if isinstance(device, DeferredDevice) else None
         self._rank = header["rank"]
         self._every = max(config.every_steps, 1)
         self._for = max(config.for_steps, 1)
-        self._step_began = -1
+        self._step_began: tuple[int, Mark] | None = None  # on the host, and in the device's queue
         self._pid = os.getpid()
         self._failed = False
         try:
-            spool = Spool(Path(config.dir), dict(header), max(config.rotate_mb, 1) << 20, opener)
-            self.writer = Writer(config.ring_events, config.flush_seconds, spool, device)
+            storage = Storage(config, dict(header), opener)
+            self.writer = Writer(config.ring_events, config.flush_seconds, storage, device)
             self._intern = self.writer.sites.intern
-            self._push = self.writer.ring.push
+            self.push = self.writer.ring.push
             self.active = True
             if threaded:
-                self.writer.start(self._fail)
+                self.writer.start(self.fail)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     @property
     def open(self) -> bool:
@@ -82,11 +86,12 @@ class Recorder:
 
     def begin_step(self, step: int) -> None:
         """Step ``step`` begins now, and the one before ends."""
-        now = self._clock()
+        sampled = self.open and step % self._every < self._for
+        now = self._now() if sampled or self._step_began is not None else None
         self._end_step(now)
         self.step = step
-        self.active = self.open and step % self._every < self._for
-        self._step_began = now if self.active else -1
+        self.active = sampled and self.open  # marking may have failed
+        self._step_began = now if self.active else None
 
     def span(
         self,
@@ -114,16 +119,10 @@ class Recorder:
         try:
             if event_id < 0:
                 event_id = self.next_id()
-            short = (kind, name, stream, layer)
-            site = self._span_sites.get(short)
-            if site is None:
-                site = self._intern((*short, "", "", "", -1, -1, -1, ()))
-                if len(self._span_sites) < _SHORT_SITES:
-                    self._span_sites[short] = site
             if args:
                 writer.args[event_id] = _to_json(args)
-            stored = self._push(
-                site,
+            stored = self.push(
+                self.span_site(kind, name, stream, layer),
                 self.step if step is None else step,
                 event_id,
                 parent_id,
@@ -141,7 +140,7 @@ class Recorder:
             if args and not stored:
                 writer.args.pop(event_id, None)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def communication(
         self,
@@ -170,7 +169,7 @@ class Recorder:
             return
         try:
             site = self._intern((kind, op, stream, -1, group, op, dtype, src, dst, tag, shape))
-            self._push(
+            self.push(
                 site,
                 self.step if step is None else step,
                 self.next_id() if event_id < 0 else event_id,
@@ -187,7 +186,23 @@ class Recorder:
                 0,
             )
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
+
+    def span_site(self, kind: Kind, name: str, stream: str, layer: int) -> int:
+        """Number of the site of such spans; to be asked only while :attr:`open`."""
+        short = (kind, name, stream, layer)
+        site = self._span_sites.get(short)
+        if site is None:
+            site = self._intern((*short, "", "", "", -1, -1, -1, ()))
+            if len(self._span_sites) < _SHORT_SITES:
+                self._span_sites[short] = site
+        return site
+
+    def communication_site(
+        self, kind: Kind, op: str, stream: str, group: str, dtype: str, src: int, dst: int, tag: int
+    ) -> int:
+        """The same of such communications."""
+        return self._intern((kind, op, stream, -1, group, op, dtype, src, dst, tag, ()))
 
     def describe(self, **metadata: Any) -> None:
         """Metadata for the file, out with the next batch: ``groups`` (these add up), ``topology``, ``coordinates``,
@@ -199,32 +214,53 @@ class Recorder:
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Write what is left and end the file in order, waiting ``timeout`` seconds at most. May be called again."""
         if os.getpid() != self._pid:  # a forked child shares the file and has no writer
-            self.active, self.writer, self._leaving = False, None, None
+            self.active, self.push, self.writer, self._leaving = False, _nowhere, None, None
             return
-        self._end_step(self._clock())
-        writer, self.active, self.writer, self._leaving = self.writer or self._leaving, False, None, None
+        try:
+            if self._step_began is not None:
+                self._end_step(self._now())
+        except Exception as error:
+            self.fail(error)
+        writer = self.writer or self._leaving
+        self.active, self.push, self.writer, self._leaving = False, _nowhere, None, None
         try:
             if writer is not None and not writer.stop(timeout):
                 self._warn(f"the file could not be finished within {timeout:g} s")
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _end_step(self, now: int) -> None:
-        if self._step_began >= 0:
-            self.span(Kind.HOST, NAME_STEP, self._step_began, now, stream=STREAM_HOST)
-            self._step_began = -1
-
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Stop recording and say so, once."""
-        self._leaving, self.active, self.writer = self.writer or self._leaving, False, None
+        self._leaving = self.writer or self._leaving
+        self.active, self.push, self.writer = False, _nowhere, None
         if self._leaving is not None:
             self._leaving.request_stop()
         if not self._failed:
             self._failed = True
             self._warn(f"recording stops: {_reason(error)}; the job goes on")
 
+    def _now(self) -> tuple[int, Mark]:
+        """Now on the host, and in the device's queue."""
+        try:
+            now = self._clock()
+            return now, now if self._mark is None else self._mark()
+        except Exception as error:
+            self.fail(error)
+            return UNKNOWN, UNKNOWN
+
+    def _end_step(self, now: tuple[int, Mark] | None) -> None:
+        began, self._step_began = self._step_began, None
+        if began is not None and now is not None:
+            ready = began[0] if self._mark is not None else None
+            self.span(Kind.HOST, NAME_STEP, began[1], now[1], stream=STREAM_HOST, ready=ready)
+
     def _warn(self, text: str) -> None:
-        _LOG.warning("trimtab: rank %s: %s", self._rank, text.replace("\n", " "))
+        failed(f"rank {self._rank}: {text}")
+
+
+def _nowhere(*_fields: int) -> bool:
+    """In place of ``push`` where nothing is recorded (any more)."""
+    return False
 
 
 def _reason(error: Exception) -> str:
@@ -239,6 +275,6 @@ def _to_json(args: Mapping[str, Any]) -> str:
     """Plain values as they are, anything else (a tensor, say, whose value would cost a synchronisation) as its type."""
     try:
         text = json.dumps(dict(args), default=lambda value: f"<{type(value).__name__}>")
-    except (TypeError, ValueError) as error:
-        text = json.dumps({"unreadable": str(error)})
+    except Exception as error:  # what a user passes may be anything
+        text = json.dumps({"unreadable": f"{type(error).__name__}: {error}"})
     return text if len(text) <= _ARGS_LIMIT else json.dumps({"truncated": len(text)})

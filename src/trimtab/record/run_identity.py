@@ -20,6 +20,7 @@ from trimtab.events import SCHEMA_VERSION
 
 # Launchers in order of preference: torchrun and whoever follows it, Slurm, Open MPI.
 _RANKS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,8 @@ def identify(environment: Mapping[str, str], run_id: str = "") -> Identity:
     rank, world_size = _initialised() or _launched(environment)
     if not 0 <= rank < world_size:
         raise ValueError(f"environment: rank {rank} is not in a world of {world_size}; check RANK and WORLD_SIZE")
-    return Identity(
-        rank, world_size, run_id or _run_id(environment, world_size), _number(environment, "TORCHELASTIC_RESTART_COUNT")
-    )
+    attempt = max(_number(environment, name) for name in _RESTARTS)
+    return Identity(rank, world_size, run_id or _run_id(environment, world_size), attempt)
 
 
 def _initialised() -> tuple[int, int] | None:
@@ -83,6 +83,12 @@ def _run_id(environment: Mapping[str, str], world_size: int) -> str:
         # .../<launch>/attempt_0/<rank>/error.json, where the folder <launch> is new each time
         shared.extend(str(folder) for folder in list(Path(environment.get("TORCHELASTIC_ERROR_FILE", "")).parents)[2:3])
     return f"run-{_digest('|'.join(shared))}"
+
+
+def directory_of(configured: str) -> Path:
+    """``record.dir`` on this host: ``{host}`` stands for the host's name, so that each node may have a folder."""
+    path = Path(configured.replace("{host}", socket.gethostname().replace("/", "_") or "localhost"))
+    return path.resolve()  # the job may change to another directory
 
 
 def _digest(text: str) -> str:

@@ -10,13 +10,27 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from trimtab.events import STREAM_HOST, Kind
+from trimtab.events import STREAM_COMPUTE, STREAM_HOST, Kind
 from trimtab.record.clocks import UNKNOWN, Clock, Device
 from trimtab.record.observe import Call
 from trimtab.record.recorder import Recorder
 
-_STATE = "span"
+_NEAR_NS = 20_000
+"""Two readings of the CPU's clock nearer than this are one."""
+_SITES_KEPT = 4_096
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Thread:
+    """One thread that makes calls: which it is in, and when its CPU time was last read."""
+
+    __slots__ = ("calls", "cpu", "read_at")
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        """Event ids."""
+        self.cpu = 0
+        self.read_at = -_NEAR_NS
 
 
 class SpanObserver:
@@ -34,56 +48,74 @@ class SpanObserver:
         cpu_clock: Clock = time.thread_time_ns,
     ) -> None:
         self._recorder = recorder
+        self._next_id = recorder.next_id
         self._mark = device.mark
         self._clock = clock
         self._cpu_clock = cpu_clock
-        self._open: dict[int, list[int]] = {}  # by thread: ids of the calls it is in
+        self._threads: dict[int, _Thread] = {}
+        self._sites: dict[tuple[str, str, int], int] = {}
         # An emulated device needs to be told of layers even where they are not to be recorded.
         self._no_layers = recorder.granularity == "step"
 
     def step_begin(self, step: int) -> None:
         """Pass the boundary on; calls that never ended (their forward raised) are forgotten."""
-        self._open.clear()
+        self._threads.clear()
         self._recorder.begin_step(step)
 
     def begin(self, call: Call) -> None:
         """Note where the device and the host stand."""
-        recorder = self._recorder
-        if not recorder.active or (self._no_layers and call.kind is not Kind.OPTIMIZER):
+        if not self._recorder.active or (self._no_layers and call.kind is not Kind.OPTIMIZER):
             return
-        thread = get_ident()
-        event_id = recorder.next_id()
-        stack = self._open.get(thread)
-        if stack is None:
-            stack = self._open[thread] = []
-        parent = stack[-1] if stack else -1
-        stack.append(event_id)
+        ident = get_ident()
+        thread = self._threads.get(ident)
+        if thread is None:
+            thread = self._threads[ident] = _Thread()
+        calls = thread.calls
+        parent = calls[-1] if calls else -1
+        event_id = self._next_id()
+        calls.append(event_id)
         ready = self._clock()
-        call.state[_STATE] = (event_id, parent, stack, thread, ready, self._cpu_clock(), self._mark())
+        # The CPU's clock costs a system call, most of what a span costs. Right after the end of another call it is
+        # known: the thread has been busy since.
+        gap = ready - thread.read_at
+        cpu = thread.cpu + gap if 0 <= gap < _NEAR_NS else self._cpu_clock()
+        call.span = (event_id, parent, ident, thread, ready, cpu, self._mark())
 
     def end(self, call: Call) -> None:
         """Record the span, unless its begin was not seen."""
-        begun = call.state.pop(_STATE, None)
+        begun = call.span
         if begun is None:
             return
+        call.span = None
         end = self._mark()
-        event_id, parent, stack, thread, ready, cpu, start = begun
-        cpu_ns = self._cpu_clock() - cpu if get_ident() == thread else UNKNOWN
-        while stack and stack.pop() != event_id:
+        event_id, parent, ident, thread, ready, cpu, start = begun
+        if get_ident() == ident:
+            thread.cpu = now = self._cpu_clock()
+            thread.read_at = self._clock()
+            cpu = now - cpu if now > cpu else 0
+        else:
+            cpu = UNKNOWN
+        calls = thread.calls
+        while calls and calls.pop() != event_id:
             pass  # what lies above never ended
-        self._recorder.span(
-            call.kind,
-            call.name,
-            start,
-            end,
-            ready=ready,
-            cpu_ns=cpu_ns,
-            microbatch=call.microbatch,
-            chunk=call.chunk,
-            layer=call.layer,
-            parent_id=parent,
-            event_id=event_id,
-        )
+        recorder = self._recorder
+        kind, name, layer = call.kind, call.name, call.layer
+        try:
+            site = self._sites.get((kind, name, layer))
+            if site is None:
+                site = self._site(kind, name, layer)
+            step, microbatch, chunk = recorder.step, call.microbatch, call.chunk
+            recorder.push(site, step, event_id, parent, -1, ready, start, end, cpu, microbatch, chunk, -1, -1, 0)
+        except Exception as error:
+            recorder.fail(error)
+
+    def _site(self, kind: Kind, name: str, layer: int) -> int:
+        if not self._recorder.open:
+            return -1  # nothing is stored any more
+        site = self._recorder.span_site(kind, name, STREAM_COMPUTE, layer)
+        if len(self._sites) < _SITES_KEPT:
+            self._sites[kind, name, layer] = site
+        return site
 
 
 class _Attached:
@@ -114,9 +146,12 @@ class span:  # noqa: N801  (used like a function)
     def __enter__(self) -> span:
         recorder = _Attached.recorder
         if recorder is not None and recorder.active:
-            self._recorder = recorder
-            self._cpu = time.thread_time_ns()
-            self._start = time.perf_counter_ns()
+            try:
+                self._cpu = time.thread_time_ns()
+                self._start = time.perf_counter_ns()
+                self._recorder = recorder
+            except Exception as error:
+                recorder.fail(error)
         return self
 
     def __exit__(
@@ -125,17 +160,15 @@ class span:  # noqa: N801  (used like a function)
         recorder = self._recorder
         if recorder is None:
             return
-        end = time.perf_counter_ns()
         self._recorder = None
-        recorder.span(
-            Kind.USER,
-            str(self._name),
-            self._start,
-            end,
-            stream=STREAM_HOST,
-            cpu_ns=time.thread_time_ns() - self._cpu,
-            args=self._args,
-        )
+        try:
+            end = time.perf_counter_ns()
+            cpu_ns = time.thread_time_ns() - self._cpu
+        except Exception as failure:
+            recorder.fail(failure)
+            return
+        name = _as_text(self._name)
+        recorder.span(Kind.USER, name, self._start, end, stream=STREAM_HOST, cpu_ns=cpu_ns, args=self._args)
 
     def __call__(self, function: _Function) -> _Function:
         name, args = self._name, self._args
@@ -154,3 +187,11 @@ class span:  # noqa: N801  (used like a function)
                 return function(*values, **named)
 
         return cast(_Function, wrapper)
+
+
+def _as_text(name: Any) -> str:
+    """What a user calls a span, which may be anything, as text that a file can hold."""
+    try:
+        return str(name).encode("utf-8", "replace").decode("utf-8")
+    except Exception:
+        return f"<{type(name).__name__}>"

@@ -12,7 +12,9 @@ from trimtab.scan import graph, lanes, match, measure, table, transfers
 from trimtab.scan.align import Alignment
 from trimtab.scan.candidates import Context
 from trimtab.scan.causes import find
+from trimtab.scan.counters import collect
 from trimtab.scan.drawing import draw
+from trimtab.scan.history import history
 from trimtab.scan.jumps import align_with_jumps
 from trimtab.scan.model import Finding, FindingKind, Job, Report, StepTime, Verdict
 from trimtab.scan.plots import ReportPlots
@@ -20,6 +22,8 @@ from trimtab.scan.price import price
 from trimtab.scan.replay import Replayer
 from trimtab.scan.sensitivity import smallest_detectable
 from trimtab.scan.windows import windows
+from trimtab.traces.own_header import rank_list
+from trimtab.traces.summaries import read_summaries
 from trimtab.traces.table import RankInfo, Trace
 
 LEAST_STEPS = 3
@@ -40,6 +44,8 @@ class Analysis:
 
 def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
     """Scan ``trace``. Raises ValueError, in one line, when it holds nothing that could be judged."""
+    if trace.summaries and trace.events.is_empty():
+        raise ValueError(f"only summaries are left: no cause can be found. {'; '.join(_history(trace))}")
     run = _rebuild(trace, config or ScanConfig())
     context, replayer, clocks = run.context, run.replayer, run.clocks
     steps = context.table.steps
@@ -91,6 +97,7 @@ class _Run:
 def _rebuild(trace: Trace, config: ScanConfig) -> _Run:
     """Select, match, align, cut into lanes, connect."""
     data, warnings = table.build(trace, config.warmup_steps)
+    counters = collect(trace.events, data)
     matches = match.match(data, trace.groups)
     infos = tuple(trace.ranks[int(rank)] for rank in data.ids)
     data, clocks, jumps = align_with_jumps(data, matches, table.clocks_of(infos))
@@ -102,7 +109,7 @@ def _rebuild(trace: Trace, config: ScanConfig) -> _Run:
     depend, seen = graph.build(lane.nodes, seen, graph.comm_of_posts(lane.nodes, comm_of_row))
     if depend.dropped:
         warnings.append(f"{depend.dropped} communications contradict each other's order and were left unmatched")
-    context = Context(data, measure.measure(data, lane.pieces), seen, config, lane.nodes.comm_row[seen.node])
+    context = Context(data, measure.measure(data, lane.pieces), seen, config, lane.nodes.comm_row[seen.node], counters)
     replayer = Replayer(lane, depend, seen, data.steps.count)
     return _Run(context, replayer, clocks, matches, infos, (*warnings, *jumps))
 
@@ -128,14 +135,20 @@ def _poor_replay(step_time: StepTime) -> Sequence[str]:
     )
 
 
+def _history(trace: Trace) -> list[str]:
+    try:
+        return history(read_summaries(trace.summaries)).lines()
+    except ValueError as error:
+        return [str(error)]
+
+
 def _missing(trace: Trace) -> Sequence[str]:
     missing = trace.missing_ranks
     if not missing:
         return ()
-    shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
     return (
-        f"no file of rank{'s' if len(missing) > 1 else ''} {shown}: they are judged by nobody, "
-        "and who waits for them cannot be told",
+        f"no file of {rank_list(missing)} ({len(trace.ranks)} of {trace.world_size} ranks are here): "
+        "they are judged by nobody, and who waits for them cannot be told",
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from trimtab.config import ScanConfig
 from trimtab.scan.arrays import Floats, Ints
+from trimtab.scan.counters import Counters
 from trimtab.scan.measure import Measures
 from trimtab.scan.model import FindingKind, Pattern
 from trimtab.scan.stats import Noise, Stretch, certainty, critical
@@ -25,6 +26,7 @@ class Context:
     config: ScanConfig
     row_of_transfer: Ints
     """Row of the table of each transfer's communication."""
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def steps(self) -> Ints:

@@ -15,6 +15,7 @@ import numpy as np
 
 from trimtab.scan.arrays import Floats, sums
 from trimtab.scan.candidates import Candidate, Context
+from trimtab.scan.citations import cite
 from trimtab.scan.model import Finding, FindingKind, Pattern, Victim, WhatIf
 from trimtab.scan.replay import Replayed, Replayer
 
@@ -112,7 +113,7 @@ def _finding(context: Context, candidate: Candidate, cost: float, slack: float, 
     whole = candidate.last == len(steps) - 1
     pattern = candidate.pattern or (Pattern.PERSISTENT if whole else Pattern.TRANSIENT)
     affected = candidate.last - candidate.first + 1
-    evidence = list(candidate.evidence)
+    evidence = [*candidate.evidence, *cite(context, candidate, hosts)]
     evidence.append(
         f"without it a step would take {cost * 1e3:.1f} ms less on average"
         + (

@@ -16,6 +16,7 @@ import polars as pl
 
 from trimtab.events import COMM_KINDS, COMPUTE_KINDS, NAME_STEP, NAME_WAIT, STREAM_COMPUTE, Kind
 from trimtab.scan.arrays import Bools, Floats, Ints, composite, lookup, reach
+from trimtab.scan.profiled import without_profiled
 from trimtab.topology import Coordinates
 from trimtab.traces.table import KIND, RankInfo, Trace
 
@@ -125,8 +126,9 @@ def build(trace: Trace, warmup: int) -> tuple[Table, list[str]]:
     Judged are steps that every present rank recorded whole, less ``warmup`` first ones as long as three stay.
     Raises ValueError when no step is left.
     """
-    events, warnings = _sane(trace.events)
-    spans = _step_spans(events)
+    events, warnings = _sane(_without_counters(trace.events))
+    spans, profiled = without_profiled(events, _step_spans(events))
+    warnings += profiled
     ids = spans["rank"].unique().sort().to_numpy().astype(np.int64)
     idle = sorted(set(trace.ranks) - set(ids.tolist()))
     if idle:
@@ -139,7 +141,8 @@ def build(trace: Trace, warmup: int) -> tuple[Table, list[str]]:
     columns = _columns(events, texts, ids, origin)
     near, more = _within_reach(columns, ids)
     warnings += more
-    columns["step"] = np.where(near, _step_of(columns, steps, len(ids)), -1)
+    moment = np.where(np.isin(columns["kind"], COMM_CODES), columns["ready"], columns["start"])
+    columns["step"] = np.where(near, step_at(steps, columns["rank"], moment), -1)
     keep = (columns["step"] >= 0) & ~columns.pop("is_step")
     if not keep.any():
         raise ValueError("the judged steps hold no event but themselves: nothing can be judged; record layers, too")
@@ -157,6 +160,12 @@ def build(trace: Trace, warmup: int) -> tuple[Table, list[str]]:
         **columns,
     )
     return table, warnings
+
+
+def _without_counters(events: pl.DataFrame) -> pl.DataFrame:
+    """Samples are no work; see :mod:`trimtab.scan.counters`."""
+    counted = events["kind"] == Kind.COUNTER.value
+    return events.filter(~counted) if counted.any() else events
 
 
 def _sane(events: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
@@ -335,12 +344,12 @@ def _columns(events: pl.DataFrame, texts: dict[str, _Texts], ids: Ints, origins:
     }
 
 
-def _step_of(columns: dict[str, Any], steps: Steps, ranks: int) -> Ints:
-    """Index of the judged step in which each event begins, -1 outside."""
-    moment = np.where(np.isin(columns["kind"], COMM_CODES), columns["ready"], columns["start"])
-    marks = composite(np.repeat(np.arange(ranks), steps.count), steps.begin.ravel(), ranks)
-    at = np.searchsorted(marks, composite(columns["rank"], moment, ranks), side="right") - 1
-    inside = (at >= 0) & (at // max(1, steps.count) == columns["rank"])
+def step_at(steps: Steps, rank: Ints, moment: Ints) -> Ints:
+    """Index of the judged step in which each moment of a (dense) rank lies, by that rank's clock; -1 outside."""
+    ranks, count = steps.begin.shape
+    marks = composite(np.repeat(np.arange(ranks), count), steps.begin.ravel(), ranks)
+    at = np.searchsorted(marks, composite(rank, moment, ranks), side="right") - 1
+    inside = (at >= 0) & (at // max(1, count) == rank)
     at = np.where(inside, at, 0)
     inside &= moment < steps.end.ravel()[at]
-    return np.where(inside, at % max(1, steps.count), -1)
+    return np.where(inside, at % max(1, count), -1)

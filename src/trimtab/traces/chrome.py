@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trimtab.events import STREAM_COMM, STREAM_COMPUTE, STREAM_HOST
+from trimtab.events import STREAM_COMM, STREAM_COMPUTE, STREAM_HOST, Kind
+from trimtab.traces.counters import levels
 from trimtab.traces.table import Trace
 from trimtab.traces.window import MAX_EVENTS, NAMED, Window, Written, choose, describe, rows, whole_file
 
@@ -25,8 +26,8 @@ def write_chrome(
 ) -> Written:
     """Write ``steps`` (first, last) of ``trace``, by default a window around the slowest step, to ``path``.
 
-    A rank is a process, a stream a thread; times are microseconds since the first event. Raises ValueError where
-    there is nothing to write, or the file cannot be written.
+    A rank is a process, a stream a thread, a counter a track of its process; times are microseconds since the first
+    event. Raises ValueError where there is nothing to write, or the file cannot be written.
     """
     window = choose(trace, steps, max_events)
     target = Path(path)
@@ -54,6 +55,9 @@ def _events(trace: Trace, window: Window) -> Iterator[dict[str, Any]]:
     left = dict(members.iter_rows())
     started: set[int] = set()
     for row in rows(window.events):
+        if row["kind"] == Kind.COUNTER:
+            yield from _counters(row, window.origin_ns)
+            continue
         rank, stream = row["rank"], row["stream"] or "other"
         thread = streams.setdefault(stream, len(streams)) * LANES_PER_STREAM + row["lane"]
         if (rank, thread) not in named:
@@ -88,6 +92,13 @@ def _slice(row: dict[str, Any], thread: int, origin: int) -> dict[str, Any]:
         "dur": (row["end"] - row["start"]) / 1000,
         "args": {name: row[name] for name in NAMED if row[name] is not None},
     }
+
+
+def _counters(row: dict[str, Any], origin: int) -> Iterator[dict[str, Any]]:
+    """One event a value: those of one event would be drawn on top of each other."""
+    when = (row["start"] - origin) / 1000
+    for name, value in levels(row["name"], row["args"]).items():
+        yield {"ph": "C", "name": name, "pid": row["rank"], "ts": when, "args": {"value": value}}
 
 
 def _flow(event: dict[str, Any], number: int, phase: str) -> dict[str, Any]:

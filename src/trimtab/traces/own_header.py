@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,12 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from trimtab.events import HEADER_KEY, SCHEMA_VERSION
+from trimtab.events import DETAIL_KEY, DETAIL_SUMMARY, HEADER_KEY, SCHEMA_VERSION
 
 MAX_WORLD = 10_000_000
 """Larger worlds and ranks are taken for damage."""
+_COPIES_NAMED = 3
+"""Where more ranks than this have files twice, somebody copied a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +37,26 @@ class Header:
     unix_offset_ns: int
     file_index: int
     started_unix_ns: int
+    summary: bool
+    """The file holds summaries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files to read: the last attempt at one run."""
+    """The files to read: one attempt at one run, the last unless another was asked for."""
 
     run_id: str
     attempt: int
     world_size: int
     files: dict[int, list[Header]]
-    """By rank, in the order they were written."""
+    """By rank, in the order they were written; empty where only summaries are left."""
+    summaries: dict[int, list[Header]]
+    """The same for the files of summaries, of ranks that have any."""
     warnings: tuple[str, ...]
+
+    def header(self, rank: int) -> Header:
+        """The last of the rank's files, which speaks for it."""
+        return (self.files[rank] or self.summaries[rank])[-1]
 
 
 def printable(text: object) -> str:
@@ -109,6 +119,7 @@ def parse_header(path: Path, schema: pa.Schema) -> Header:
         unix_offset_ns=_integer(raw, "unix_offset_ns", -(1 << 62), 1 << 62, default=0),
         file_index=_integer(raw, "file_index", 0, default=0),
         started_unix_ns=_integer(raw, "started_unix_ns", 0, 1 << 62, default=0),
+        summary=raw.get(DETAIL_KEY) == DETAIL_SUMMARY,
     )
 
 
@@ -124,30 +135,28 @@ def _integer(raw: dict[str, Any], key: str, least: int, most: int = 1 << 62, def
     return value
 
 
-def select(headers: list[Header], run_id: str | None = None) -> Selection:
-    """The newest run (or ``run_id``), of each rank its last process; what is left out is said in the warnings."""
+def select(headers: list[Header], run_id: str | None = None, attempt: int | None = None) -> Selection:
+    """The newest run (or ``run_id``), of each rank its last process (or that of ``attempt``).
+
+    What is left out is said in the warnings. Raises ValueError where nothing fits.
+    """
     warnings: list[str] = []
     kept = _of_run(headers, run_id, warnings)
+    if attempt is not None:
+        kept = _of_attempt(kept, attempt)
+    kept = _of_one_world(kept, warnings)
+    world_size = kept[0].world_size
     processes = _last_processes(kept, warnings)
-    sizes = Counter(process[0].world_size for process in processes.values())
-    world_size = max(sizes, key=lambda size: (sizes[size], size))
-    strangers = [rank for rank, process in processes.items() if process[0].world_size != world_size]
-    if strangers:
-        warnings.append(f"{rank_list(strangers)}: recorded in a world of another size than {world_size}; not read")
-    files = {rank: _in_order(rank, process, warnings) for rank, process in processes.items() if rank not in strangers}
-    missing = set(range(world_size)) - set(files)
-    if missing:
-        warnings.append(f"{rank_list(missing)}: no file; {len(files)} of {world_size} ranks are here")
-    attempt = max(header.attempt for found in files.values() for header in found)
-    return Selection(kept[0].run_id, attempt, world_size, files, tuple(warnings))
+    files, summaries = _in_order(processes, warnings)
+    last = max(header.attempt for found in processes.values() for header in found)
+    return Selection(kept[0].run_id, last, world_size, files, summaries, tuple(warnings))
 
 
 def _of_run(headers: list[Header], run_id: str | None, warnings: list[str]) -> list[Header]:
     runs: dict[str, list[Header]] = defaultdict(list)
     for header in headers:
         runs[header.run_id].append(header)
-    newest = max(runs, key=lambda run: (max(h.started_unix_ns for h in runs[run]), run))
-    chosen = newest if run_id is None else run_id
+    chosen = max(runs, key=lambda run: (*_newness(runs[run]), run)) if run_id is None else run_id
     if chosen not in runs:
         known = ", ".join(printable(run) for run in sorted(runs))
         raise ValueError(f"no files of run '{printable(chosen)}' here, only of: {known}")
@@ -155,6 +164,48 @@ def _of_run(headers: list[Header], run_id: str | None, warnings: list[str]) -> l
     if others:
         warnings.append(f"files of {len(runs)} runs in one place: run '{printable(chosen)}' is read, not {others}")
     return runs[chosen]
+
+
+def _newness(headers: list[Header]) -> tuple[bool, int, int]:
+    """To tell which of several runs, or of its worlds, is the one to read.
+
+    One that half of its ranks left files of comes before a single file whose header may be damaged; then it is the
+    later one, by the median of its ranks' last starts.
+    """
+    starts: dict[int, int] = {}
+    for header in headers:
+        starts[header.rank] = max(starts.get(header.rank, 0), header.started_unix_ns)
+    world_size = statistics.mode(header.world_size for header in headers)
+    return 2 * len(starts) >= world_size, statistics.median_low(starts.values()), len(starts)
+
+
+def _of_attempt(headers: list[Header], attempt: int) -> list[Header]:
+    kept = [header for header in headers if header.attempt == attempt]
+    if not kept:
+        known = ", ".join(map(str, sorted({header.attempt for header in headers})))
+        raise ValueError(f"no attempt {attempt} at run '{printable(headers[0].run_id)}' here, only: {known}")
+    return kept
+
+
+def _of_one_world(headers: list[Header], warnings: list[str]) -> list[Header]:
+    """Files of the newest number of ranks, if a restart changed it."""
+    worlds: dict[int, list[Header]] = defaultdict(list)
+    for header in headers:
+        worlds[header.world_size].append(header)
+    chosen = max(worlds, key=lambda size: _newness(worlds[size]))
+    for size, others in sorted(worlds.items()):
+        if size == chosen:
+            continue
+        if _newness(others)[0]:
+            attempts = ", ".join(map(str, sorted({header.attempt for header in others})))
+            warnings.append(
+                f"run '{printable(headers[0].run_id)}' was started with {size} ranks, too (attempt {attempts}): "
+                f"what its {chosen} ranks recorded is read"
+            )
+        else:
+            strangers = rank_list(header.rank for header in others)
+            warnings.append(f"{strangers}: recorded in a world of another size than {chosen}; not read")
+    return worlds[chosen]
 
 
 def _last_processes(headers: list[Header], warnings: list[str]) -> dict[int, list[Header]]:
@@ -186,8 +237,35 @@ def _last_processes(headers: list[Header], warnings: list[str]) -> dict[int, lis
     return {rank: files for rank, files in last.items() if rank not in stale}
 
 
-def _in_order(rank: int, headers: list[Header], warnings: list[str]) -> list[Header]:
-    """Files of one process in the order they were written, without copies."""
+def _in_order(
+    processes: dict[int, list[Header]], warnings: list[str]
+) -> tuple[dict[int, list[Header]], dict[int, list[Header]]]:
+    """Each rank's files of events and of summaries, in the order they were written, without copies."""
+    files: dict[int, list[Header]] = {}
+    summaries: dict[int, list[Header]] = {}
+    copies: dict[int, list[Header]] = {}
+    beheaded: list[int] = []
+    for rank, headers in processes.items():
+        parts, extra = _parts([header for header in headers if not header.summary])
+        sums, more = _parts([header for header in headers if header.summary])
+        files[rank] = list(parts.values())
+        if sums:
+            summaries[rank] = list(sums.values())
+        if extra or more:
+            copies[rank] = extra + more
+        if parts and min(parts) > 0 and not sums:
+            beheaded.append(rank)
+        gaps = sorted(set(range(min(parts), max(parts) + 1)) - set(parts)) if parts else []
+        if gaps:
+            warnings.append(f"rank {rank}: part {', '.join(map(str, gaps))} of its files is missing")
+    if beheaded:
+        warnings.append(f"{rank_list(beheaded)}: the first of the files are gone, without summaries")
+    warnings += _said_of_copies(copies, files)
+    return files, summaries
+
+
+def _parts(headers: list[Header]) -> tuple[dict[int, Header], list[Header]]:
+    """Files by number, and copies, of which the largest counts."""
     files: dict[int, Header] = {}
     copies: list[Header] = []
     for header in sorted(headers, key=lambda h: (h.file_index, -h.path.stat().st_size, str(h.path))):
@@ -195,12 +273,17 @@ def _in_order(rank: int, headers: list[Header], warnings: list[str]) -> list[Hea
             copies.append(header)
         else:
             files[header.file_index] = header
-    if copies:
-        warnings.append(f"rank {rank} is claimed by several files: {_names(files.values())} read, {_names(copies)} not")
-    gaps = sorted(set(range(max(files) + 1)) - set(files))
-    if gaps:
-        warnings.append(f"rank {rank}: part {', '.join(map(str, gaps))} of its files is missing")
-    return list(files.values())
+    return files, copies
+
+
+def _said_of_copies(copies: dict[int, list[Header]], files: dict[int, list[Header]]) -> list[str]:
+    if len(copies) > _COPIES_NAMED:
+        count = sum(map(len, copies.values()))
+        return [f"{rank_list(copies)}: {count} files are here twice; the larger one of two is read"]
+    return [
+        f"rank {rank} is claimed by several files: {_names(files[rank])} read, {_names(more)} not"
+        for rank, more in copies.items()
+    ]
 
 
 def _names(headers: Iterable[Header]) -> str:

@@ -1,5 +1,5 @@
 """Write a trace for Perfetto (https://ui.perfetto.dev): protobuf, one track per rank and stream, flows between
-the members of a communication.
+the members of a communication, one track per counter.
 
 Strings are interned, so that a name costs its length once. Spans that overlap on one stream get further tracks.
 """
@@ -13,7 +13,8 @@ from typing import IO, Any
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from trimtab.events import STREAM_COMM, STREAM_COMPUTE, STREAM_HOST
+from trimtab.events import STREAM_COMM, STREAM_COMPUTE, STREAM_HOST, Kind
+from trimtab.traces.counters import levels
 from trimtab.traces.table import Trace
 from trimtab.traces.window import MAX_EVENTS, NAMED, Window, Written, choose, describe, rows, whole_file
 
@@ -22,6 +23,7 @@ PACKETS_PER_WRITE = 4096
 STREAM_ORDER = (STREAM_COMPUTE, STREAM_COMM, STREAM_HOST)
 _BEGIN = pb.TrackEvent.TYPE_SLICE_BEGIN
 _END = pb.TrackEvent.TYPE_SLICE_END
+_COUNTER = pb.TrackEvent.TYPE_COUNTER
 
 
 def write_perfetto(
@@ -87,6 +89,9 @@ class _Writer:
             rank: int = row["rank"]
             if (rank, "", 0) not in self.tracks:
                 self.describe_rank(rank)
+            if row["kind"] == Kind.COUNTER:
+                self.count(row)
+                continue
             if (rank, row["stream"]) != place:
                 self.close_slices(open_slices)
                 place = (rank, row["stream"])
@@ -138,6 +143,29 @@ class _Writer:
         descriptor.name = stream if lane == 0 else f"{stream} ({lane + 1})"
         order = STREAM_ORDER.index(stream) if stream in STREAM_ORDER else len(STREAM_ORDER)
         descriptor.sibling_order_rank = order * 1000 + lane
+        return descriptor.uuid
+
+    def count(self, row: dict[str, Any]) -> None:
+        """The values of a sample of counters."""
+        for name, value in levels(row["name"], row["args"]).items():
+            track = self.counter_track(row["rank"], name)
+            packet = self.packet()
+            packet.timestamp = row["start"] - self.window.origin_ns
+            packet.track_event.type = _COUNTER
+            packet.track_event.track_uuid = track
+            packet.track_event.double_counter_value = value
+
+    def counter_track(self, rank: int, name: str) -> int:
+        """Track of one counter of a rank, below its streams."""
+        known = self.tracks.get((rank, name, -1))
+        if known is not None:
+            return known
+        descriptor = self.packet().track_descriptor
+        descriptor.uuid = self.tracks[rank, name, -1] = self.new_uuid()
+        descriptor.parent_uuid = self.tracks[rank, "", 0]
+        descriptor.name = name
+        descriptor.counter.SetInParent()
+        descriptor.sibling_order_rank = (len(STREAM_ORDER) + 1) * 1000
         return descriptor.uuid
 
     def new_uuid(self) -> int:

@@ -18,6 +18,8 @@ class FaultKind(StrEnum):
     NONE = "none"
     SLOW_COMPUTE = "slow_compute"
     """All compute of ``ranks`` takes ``factor`` times as long."""
+    SLOW_CLOCK = "slow_clock"
+    """As ``slow_compute``, because the GPUs of ``ranks`` run hot and at a lower clock, which the counters show."""
     SLOW_STAGE = "slow_stage"
     """Forward and backward of pipeline stage ``stage`` take ``factor`` times as long on all its ranks."""
     LONG_SEQUENCE = "long_sequence"
@@ -141,6 +143,8 @@ class SyntheticJob:
     clock_drift_ppm: float = 20.0
     """Standard deviation of the hosts' clock drifts."""
     ranks_per_host: int = 8
+    counter_seconds: float = 0.0
+    """Counters of each rank's GPU and host are sampled this often (0: not at all)."""
 
     faults: tuple[SyntheticFault, ...] = ()
     seed: int = 0
@@ -185,7 +189,7 @@ def _check_fault(job: SyntheticJob, fault: SyntheticFault) -> None:
             raise ValueError(f"synthetic fault {fault}: needs {name} between 0 and {size - 1}")
     if fault.kind == FaultKind.SLOW_LINK and (fault.link is None or fault.link[0] == fault.link[1]):
         raise ValueError(f"synthetic fault {fault}: needs link=(rank, another rank)")
-    by_rank = ("slow_compute", "host_stall", "gc_pause", "slow_data", "hidden_stall")
+    by_rank = ("slow_compute", "slow_clock", "host_stall", "gc_pause", "slow_data", "hidden_stall")
     if fault.kind in by_rank and not fault.ranks:
         raise ValueError(f"synthetic fault {fault}: needs ranks")
     for rank in (*fault.ranks, *(fault.link or ())):

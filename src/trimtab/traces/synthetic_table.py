@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trimtab.events import Kind
 from trimtab.topology import Topology
+from trimtab.traces.synthetic_counters import counter_events
 from trimtab.traces.synthetic_job import FaultKind, SyntheticFault, SyntheticJob
 from trimtab.traces.synthetic_run import Run, StageRun
 from trimtab.traces.synthetic_schedule import Dim, Event
@@ -40,6 +41,8 @@ def build_trace(job: SyntheticJob, run: Run) -> Trace:
     events = _frame(run, joined, list(groups))
     if any(fault.kind == FaultKind.GC_PAUSE for fault in job.faults):  # the place of a pause that did not happen
         events = events.filter((pl.col("kind") != Kind.GC.value) | (pl.col("end") > pl.col("start")))
+    if job.counter_seconds > 0:
+        events = pl.concat([events, counter_events(job, run, clocks.rate, clocks.offset)])
     used = set(events["group"].unique().drop_nulls().to_list())
     return Trace(
         events=events,

@@ -18,6 +18,7 @@ Times = NDArray[np.float64]
 COMPUTE = (Work.FORWARD, Work.BACKWARD, Work.OPTIMIZER)
 FAULTY_WORK: dict[str, tuple[Work, ...]] = {
     FaultKind.SLOW_COMPUTE: COMPUTE,
+    FaultKind.SLOW_CLOCK: COMPUTE,
     FaultKind.SLOW_STAGE: (Work.FORWARD, Work.BACKWARD),
     FaultKind.LONG_SEQUENCE: (Work.FORWARD, Work.BACKWARD),
     FaultKind.HOST_STALL: (Work.STALL,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,9 @@ class RankInfo:
     """Clock domain: ranks with the same one read the same clock."""
     coordinates: Coordinates | None = None
     dropped: int = 0
+    """Events for which there was no room while recording."""
+    unknown_times: int = 0
+    """Events whose start or end the device could not tell."""
     oversubscribed: int = 0
     faults: tuple[str, ...] = ()
     closed: bool = True
@@ -94,6 +98,8 @@ class Trace:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     """Members (global ranks) of each process group that the events name."""
     sources: tuple[str, ...] = ()
+    summaries: tuple[Path, ...] = ()
+    """Files of summaries, of steps whose detail may be gone; see :mod:`trimtab.traces.summaries`."""
     warnings: tuple[str, ...] = ()
 
     @property

@@ -14,7 +14,7 @@ from trimtab.scan.candidates import Candidate, Context
 from trimtab.scan.causes.compute import global_slowdown, slow_rank
 from trimtab.scan.causes.host import host_cause
 from trimtab.scan.causes.links import slow_link
-from trimtab.scan.causes.stage import slow_stage
+from trimtab.scan.causes.stage import slow_stage, told_by_clocks
 from trimtab.scan.causes.workload import Workload, examine
 from trimtab.scan.model import FindingKind
 
@@ -34,4 +34,5 @@ CAUSES: tuple[Cause, ...] = (
 def find(context: Context) -> list[Candidate]:
     """Candidates of all causes. Uneven microbatches come first, so that the others can leave them out."""
     workload = examine(context)
-    return [*workload.candidates, *(candidate for cause in CAUSES for candidate in cause(context, workload))]
+    found = [candidate for cause in CAUSES for candidate in cause(context, workload)]
+    return [*workload.candidates, *told_by_clocks(context, found)]

@@ -8,6 +8,7 @@ from trimtab.scan.arrays import Bools, Ints
 from trimtab.scan.candidates import Candidate, Context, describe_ranks, describe_steps
 from trimtab.scan.causes.hiccups import hiccup_share, rotating
 from trimtab.scan.causes.workload import Workload
+from trimtab.scan.citations import clocked_down
 from trimtab.scan.measure import COMPUTE_CODES, others
 from trimtab.scan.model import FindingKind
 from trimtab.scan.stats import Noise, Stretch, noise, stretches
@@ -63,10 +64,11 @@ def _slow_rank(context: Context, rank: int, stretch: Stretch, scale: Noise, alon
     when = describe_steps(context, stretch.first, stretch.last)
     shown = ", ".join(f"{KINDS[code].value} {value:.2f}x" for code, value in by_kind.items())
     if alone:
-        evidence = [
-            f"compute takes {ratio:.2f}x its own other steps {when} ({shown})",
-            "no other rank does the same work, so a slow rank and a heavier stage cannot be told apart here",
-        ]
+        evidence = [f"compute takes {ratio:.2f}x its own other steps {when} ({shown})"]
+        if not clocked_down(context, np.array([rank]), stretch.first, stretch.last, ratio):
+            evidence.append(
+                "no other rank does the same work, so a slow rank and a heavier stage cannot be told apart here"
+            )
     else:
         evidence = [f"compute takes {ratio:.2f}x its peers ({describe_ranks(context, peers)}) {when} ({shown})"]
         evidence += _cpu_evidence(context, rank, peers, steps)

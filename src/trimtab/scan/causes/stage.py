@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from trimtab.scan.candidates import Candidate, Context, describe_ranks
 from trimtab.scan.causes.workload import Workload
+from trimtab.scan.citations import clocked_down
 from trimtab.scan.measure import PASS_CODES
 from trimtab.scan.model import FindingKind
 from trimtab.scan.stats import Noise, Stretch, noise
@@ -75,3 +79,23 @@ def _slow_stage(context: Context, part: int, stretch: Stretch, scale: Noise) -> 
         stage=stage,
         least_share=context.config.stage_share,
     )
+
+
+def told_by_clocks(context: Context, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """``candidates``, where a stage is not heavy but its ranks slow if the clocks of their GPUs are that much lower."""
+    slow = {int(rank) for c in candidates if c.kind == FindingKind.SLOW_RANK for rank in c.ranks}
+    return [_told_by_clocks(context, c) if slow.isdisjoint(c.ranks.tolist()) else c for c in candidates]
+
+
+def _told_by_clocks(context: Context, candidate: Candidate) -> Candidate:
+    if candidate.kind != FindingKind.SLOW_STAGE or not clocked_down(
+        context, candidate.ranks, candidate.first, candidate.last, candidate.ratio
+    ):
+        return candidate
+    who = describe_ranks(context, candidate.ranks)
+    why = (
+        f"{who} is alone in it, and its GPU runs at a lower clock: a slow rank rather than a heavier stage"
+        if len(candidate.ranks) == 1
+        else "the GPUs of its ranks run at a lower clock: slow ranks rather than a heavier stage"
+    )
+    return replace(candidate, kind=FindingKind.SLOW_RANK, evidence=(candidate.evidence[0], why), least_share=None)

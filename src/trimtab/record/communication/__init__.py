@@ -1,0 +1,1 @@
+"""Every communication of torch.distributed: seen at the dispatcher, followed to its end."""

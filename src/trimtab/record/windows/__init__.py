@@ -1,0 +1,1 @@
+"""Windows of torch.profiler, joined with the recorder's own events."""

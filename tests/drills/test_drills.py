@@ -1,0 +1,133 @@
+"""Every drill once, of a job drawn by a fixed seed; and the runner must notice what a broken hook could do."""
+
+from __future__ import annotations
+
+import logging
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+import torch
+from inject import at_site
+from job import JOBS, MEGATRON
+from plan import ALL_JOBS, Case, Drill
+from runner import Runner
+from scene import Fault, Scene
+
+from drills import DRILLS
+
+_CHANCE = random.Random(20)
+CASES = [Case(drill, _CHANCE.choice(drill.jobs), _CHANCE.randrange(1 << 31)) for drill in DRILLS]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    return Runner(long_steps=40, latest_shot=0.4)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.drill.name} ({case.job})")
+def test_the_job_takes_no_notice(runner: Runner, case: Case) -> None:
+    if case.drill.possible is not None and not case.drill.possible():
+        pytest.skip("this machine cannot do it")
+    verdict = runner.run(case)
+    assert verdict.passed, f"{verdict.problems} {verdict.told}\n{verdict.output}"
+
+
+@pytest.mark.parametrize("job", ["ddp", "pp2"])
+def test_the_places_to_break_lie_in_every_part_of_trimtab(runner: Runner, job: str) -> None:
+    engine = "MegatronEngine" if job in MEGATRON else "PlainEngine"
+    for rank in runner.sites(job, native=False):
+        parts = {site.partition(".")[0] for phase in rank.values() for site in phase}
+        assert {engine, "Interception", "Works", "GcWatch", "LayerHooks", "SpanObserver", "Windows"} <= parts
+        assert {"Writer", "Storage", "HostReadings"} <= {site.partition(".")[0] for site in rank["writer"]}
+
+
+def test_every_job_has_drills_and_no_two_have_a_name() -> None:
+    assert set(JOBS) == set(ALL_JOBS) == {job for drill in DRILLS for job in drill.jobs}
+    assert len({drill.name for drill in DRILLS}) == len(DRILLS)
+
+
+# ------------------------------------------------- hooks that do what none may
+
+
+def _in_a_hook(act: Callable[[], object]) -> Fault:
+    """trimtab itself does this, once, somewhere in a step."""
+
+    def fault(scene: Scene) -> None:
+        at_site(scene, ("run",), act)
+
+    return fault
+
+
+def _change_a_weight() -> None:
+    import gc
+
+    gc.unfreeze()
+    for module in gc.get_objects():
+        if type(module) is torch.nn.Linear:
+            module.weight.data += 1e-3
+
+
+def _warn_twice() -> None:
+    for number in range(2):
+        logging.getLogger("trimtab").warning("trimtab: warning %d", number)
+
+
+def _leave_a_thread() -> None:
+    threading.Thread(target=threading.Event().wait, name="trimtab-left", daemon=True).start()
+
+
+def _leave_a_process() -> None:
+    subprocess.Popen(["sleep", "60"])
+
+
+def _print_a_traceback() -> None:
+    sys.stderr.write("Exception ignored in: something of trimtab\n")
+
+
+def _another_error(scene: Scene) -> None:
+    def act() -> None:
+        raise FloatingPointError if scene.attached else KeyError("the job's own")
+
+    scene.when_due(act)
+
+
+def _an_error_of_its_own(scene: Scene) -> None:
+    def act() -> None:
+        raise RuntimeError("trimtab's own")
+
+    if scene.attached:
+        scene.when_due(act)
+
+
+def _stop_recording(scene: Scene) -> None:
+    scene.when_due(lambda: scene.session.recorder.close() if scene.attached else None)
+
+
+BROKEN: dict[str, tuple[Drill, str]] = {
+    "changes a weight": (Drill("", _in_a_hook(_change_a_weight), sites="broken"), "another loss"),
+    "waits for ever": (Drill("", _in_a_hook(threading.Event().wait), sites="broken"), "hung"),
+    "warns twice": (Drill("", _in_a_hook(_warn_twice), sites="broken"), "warned 2 times"),
+    "leaves a thread": (Drill("", _in_a_hook(_leave_a_thread), sites="broken"), "other threads"),
+    "leaves a process": (Drill("", _in_a_hook(_leave_a_process), sites="broken"), "a process behind"),
+    "prints": (Drill("", _in_a_hook(_print_a_traceback), sites="broken"), "printed"),
+    "ends the job": (Drill("", _an_error_of_its_own), "the job ended with"),
+    "changes the job's error": (Drill("", _another_error, dies=True), "ranks ended with"),
+    "loses steps": (Drill("", _stop_recording, files="whole"), "lacks the steps"),
+    "says nothing": (Drill("", _stop_recording, warns=(1, 1)), "kept silent"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_hook_is_noticed(runner: Runner, name: str) -> None:
+    drill, noticed = BROKEN[name]
+    quick = Runner(long_steps=6, deadline=8) if name == "waits for ever" else runner
+    problems = quick.run(Case(drill, "ddp", 3)).problems
+    assert any(noticed in problem for problem in problems), problems
