@@ -203,6 +203,8 @@ class StepSpans(SpanObserver):
         super().__init__(recorder, device)
         self._rank = rank
         self._emulated = emulated
+        self._device = device
+        self._named = bool(device.name)
         self._oversubscribed = 0
         self._checked = False
         self.windows: Windows | None = None
@@ -214,6 +216,8 @@ class StepSpans(SpanObserver):
             actual = torch.distributed.get_rank()
             if actual != self._rank:
                 tell(f"recording as rank {self._rank} what is rank {actual}; attach later, or set RANK and WORLD_SIZE")
+        if not self._named:
+            self._tell_name()
         self.tell_oversubscribed()
         windows = self.windows
         if windows is None:
@@ -222,6 +226,13 @@ class StepSpans(SpanObserver):
             windows.before_step(step)
             super().step_begin(step)
             windows.step_begun(step)
+
+    def _tell_name(self) -> None:
+        """A GPU's name is known once the job uses it, which may be after the file has begun."""
+        name = self._device.name
+        if name:
+            self._named = True
+            self._recorder.describe(device_name=name)
 
     def tell_oversubscribed(self) -> None:
         """Write into the rank's file how many targets were overrun so far, if that has changed."""

@@ -149,9 +149,9 @@ else absent).
 
 Each batch, only what changed since the last one: ``groups`` {name: [global ranks]}, ``topology``
 {tp, cp, ep, dp, pp, vpp}, ``coordinates`` {tp, cp, ep, dp, pp}, ``anchors`` [[device_ns, host_ns], ...],
-``dropped`` (events lost so far), ``unknown_times`` (events so far whose start or end the device could not tell),
-``oversubscribed`` (emulated targets overrun so far), ``faults`` (injected faults, as text), ``closed`` (true in the
-last batch of an orderly end).
+``device_name`` (where the header could not know it yet), ``dropped`` (events lost so far), ``unknown_times`` (events
+so far whose start or end the device could not tell), ``oversubscribed`` (emulated targets overrun so far), ``faults``
+(injected faults, as text), ``closed`` (true in the last batch of an orderly end).
 
 A file of summaries has the same columns. Its events have their ``event_id`` where they stand for themselves: each
 step, with ``args`` {compute_ns, comm_ns, beside_ns, data_ns, events}, the time that was covered by computation, by

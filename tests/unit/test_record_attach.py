@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spool_files import files_of
+from spool_files import files_of, header
 
 import trimtab
 from trimtab.config import Config, EngineConfig, RecordConfig
+from trimtab.traces.read import read
 
 torch = pytest.importorskip("torch")
 
@@ -290,3 +291,19 @@ def test_a_wrong_rank_is_noticed_at_the_first_step(
         session.step()
     (record,) = caplog.records
     assert "recording as rank 0 what is rank 3" in record.getMessage()
+
+
+def test_a_device_that_learns_its_name_late_is_named_in_the_file(tmp_path: Path) -> None:
+    from trimtab.assembly import StepSpans
+    from trimtab.record.clocks import CpuDevice
+    from trimtab.record.recorder import Recorder
+
+    device = CpuDevice()
+    device.name = ""
+    recorder = Recorder(RecordConfig(dir=str(tmp_path)), device, header() | {"device_name": ""})
+    spans = StepSpans(0, recorder, device, None)
+    spans.step_begin(0)
+    device.name = "NVIDIA H200"
+    spans.step_begin(1)
+    recorder.close()
+    assert read(tmp_path).ranks[0].device_name == "NVIDIA H200"

@@ -93,6 +93,7 @@ _MEGATRON: Final = (
             _SEEN_MEGATRON,
         ),
         package="megatron-core",
+        gpu="2 H200, NCCL: DP2, TP2, PP2",
     ),
     Way(
         name="Megatron-Core: activation recompute",
@@ -153,6 +154,7 @@ _MEGATRON: Final = (
     ),
 )
 
+_COUNTED: Final = "2 H200, NCCL: as many communications as its Flight Recorder counts"
 _AS_DDP: Final = "data and checkpoints as for DistributedDataParallel"
 
 _TORCH: Final = (
@@ -171,6 +173,7 @@ _TORCH: Final = (
             "tests/dist/test_examples_plain.py::test_a_fault_is_found_and_the_losses_are_bitwise_those_without",
             "tests/dist/test_examples_plain.py::test_recording_changes_no_bit",
         ),
+        gpu=_COUNTED,
     ),
     Way(
         name="FSDP2 (fully_shard), hybrid sharding, with tensor parallel",
@@ -186,6 +189,7 @@ _TORCH: Final = (
             "tests/dist/test_examples_plain.py::test_a_fault_is_found_and_the_losses_are_bitwise_those_without",
             "tests/dist/test_examples_plain.py::test_recording_changes_no_bit",
         ),
+        gpu=_COUNTED,
     ),
     Way(
         name="FullyShardedDataParallel, the older one",
@@ -207,6 +211,7 @@ _TORCH: Final = (
             f"{_TRAINING}::test_tensor_parallel",
             f"{_TRAINING}::test_redistribution_of_dtensors",
         ),
+        gpu=_COUNTED,
     ),
     Way(
         name="torch.distributed.pipelining: GPipe, 1F1B, interleaved, zero bubble",
@@ -236,6 +241,7 @@ _TORCH: Final = (
             f"{_TRAINING}::test_compiled_ddp",
             f"{_TRAINING}::test_collectives_in_a_compiled_region",
         ),
+        gpu="2 H200, NCCL: DDP, also with the backend inductor",
     ),
     Way(
         name="torch.utils.checkpoint: activation recompute",
@@ -267,6 +273,7 @@ _PARTS: Final = (
             f"{_COMPLETE}::test_messages_match_by_peer_tag_and_number",
             f"{_COMPLETE}::test_functional_collectives",
         ),
+        gpu="2 H200, NCCL: ends as NCCL's own durations say",
     ),
     Way(
         name="CUDA graphs",
@@ -274,6 +281,7 @@ _PARTS: Final = (
         missing="what is captured is left alone; each replay and each capture is one span",
         tests=("tests/unit/test_engines_graphs.py::test_each_replay_is_one_span_and_each_capture_another",),
         needs_gpu=True,
+        gpu="H200",
     ),
     Way(
         name="Symmetric memory, NVSHMEM, DeepEP, user buffers",

@@ -190,7 +190,7 @@ def _rank_info(header: Header, part: RankFiles) -> RankInfo:
         rank=header.rank,
         host=header.host,
         device=header.device,
-        device_name=header.device_name,
+        device_name=header.device_name or part.device_name,
         clock=header.clock,
         coordinates=part.coordinates,
         dropped=part.dropped,

@@ -28,6 +28,7 @@ class RankFiles:
     coordinates: Coordinates | None = None
     dropped: int = 0
     unknown_times: int = 0
+    device_name: str = ""
     oversubscribed: int = 0
     faults: tuple[str, ...] = ()
     closed: bool = False
@@ -118,6 +119,7 @@ def _take_metadata(raw: Any, part: RankFiles, header: Header) -> None:
             part.coordinates = Coordinates(**{key: int(value) for key, value in said["coordinates"].items()})
         part.dropped = int(said.get("dropped", part.dropped))
         part.unknown_times = int(said.get("unknown_times", part.unknown_times))
+        part.device_name = str(said.get("device_name", part.device_name))
         part.oversubscribed = int(said.get("oversubscribed", part.oversubscribed))
         part.faults = tuple(str(fault) for fault in said.get("faults", part.faults))
         part.closed = bool(said.get("closed", False))

@@ -191,10 +191,10 @@ class PlainEngine:
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if torch.compiler.is_compiling() or not self._guard.working:
             return
-        call = self._open.pop(id(optimizer), None)
-        if call is None:
-            return
         try:
+            call = self._open.pop(id(optimizer), None)
+            if call is None:
+                return
             self._observer.end(call)
             self._look_for_models(optimizer)
             if self._first is None or self._first() is None:
