@@ -17,6 +17,7 @@ from faults_inside import replace_in_trimtab
 from scene import Fault, Scene
 
 import trimtab
+from trimtab.record import recorder
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_RDONLY, _MS_PRIVATE, _MS_REC = 1, 1 << 18, 1 << 14
@@ -145,7 +146,8 @@ def write_fails(code: int) -> Fault:
 
 
 def write_hangs(scene: Scene) -> None:
-    """A write does not come back, as on a file server that is gone."""
+    """A write does not come back, as on a file server that is gone; trimtab's patience is cut short for it."""
+    recorder._OPEN_SECONDS = recorder._CLOSE_SECONDS = 2.0  # pyright: ignore[reportPrivateUsage]
     _writing(lambda: threading.Event().wait())(scene)  # pyright: ignore[reportArgumentType]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -89,6 +90,7 @@ def _collect_while_a_signal_arrives(number: signal.Signals) -> None:
     """It is sent by the collector itself, in C alone, so the first Python code to see it is one of its callbacks."""
     send = ctypes.CDLL(None)["raise"]
     send.argtypes = [ctypes.c_int, ctypes.py_object]
+    gc.collect()  # what else lies about has Python code to run, too, where nothing of ours could see the signal
     garbage = _Cycle()
     watched = weakref.ref(garbage, functools.partial(send, number))
     del garbage
@@ -99,28 +101,31 @@ def _collect_while_a_signal_arrives(number: signal.Signals) -> None:
     del watched
 
 
-@pytest.fixture
-def watch() -> Iterator[GcWatch]:
+@contextlib.contextmanager
+def _watching() -> Iterator[None]:
+    """Not a fixture: pytest has a hook of its own in each phase of a test."""
     before = sys.unraisablehook
     watch = GcWatch(None)
     watch.install()
-    yield watch
-    watch.remove()
+    try:
+        yield
+    finally:
+        watch.remove()
     assert sys.unraisablehook is before
 
 
-def test_ctrl_c_during_a_collection_is_not_lost(watch: GcWatch) -> None:
-    with pytest.raises(KeyboardInterrupt):
+def test_ctrl_c_during_a_collection_is_not_lost() -> None:
+    with _watching(), pytest.raises(KeyboardInterrupt):
         _collect_while_a_signal_arrives(signal.SIGINT)
 
 
-def test_neither_is_what_a_handler_of_the_job_raises(watch: GcWatch) -> None:
+def test_neither_is_what_a_handler_of_the_job_raises() -> None:
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(3)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
-        with pytest.raises(SystemExit) as exit_:
+        with _watching(), pytest.raises(SystemExit) as exit_:
             _collect_while_a_signal_arrives(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)

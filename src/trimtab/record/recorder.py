@@ -11,16 +11,19 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from trimtab.config import RecordConfig
 from trimtab.events import NAME_STEP, STREAM_COMPUTE, STREAM_HOST, Kind
 from trimtab.record.clocks import UNKNOWN, Clock, DeferredDevice, Device, Mark
 from trimtab.record.complain import failed
+from trimtab.record.files.opening import open_within
 from trimtab.record.files.spool import Opener, create_exclusively
 from trimtab.record.files.storage import Storage
 from trimtab.record.files.writer import Writer
 
+_OPEN_SECONDS: Final = 20.0
 _CLOSE_SECONDS: Final = 5.0
 _ARGS_LIMIT: Final = 4_096
 _SHORT_SITES: Final = 4_096
@@ -69,7 +72,8 @@ class Recorder:
         self._pid = os.getpid()
         self._failed = False
         try:
-            storage = Storage(config, dict(header), opener)
+            make = partial(Storage, config, dict(header), opener)
+            storage = open_within(_OPEN_SECONDS, make) if threaded else make()
             self.writer = Writer(config.ring_events, config.flush_seconds, storage, device)
             self._intern = self.writer.sites.intern
             self.push = self.writer.ring.push
