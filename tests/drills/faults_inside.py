@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from inject import at_site, break_for_good
+from inject import at_site, break_for_good, functions_named
 from scene import Fault, Scene
 
 ERRORS: tuple[type[Exception], ...] = (
@@ -52,7 +52,12 @@ def raises_for_good(*phases: str) -> Fault:
             for phase, calls in scene.sites.items()
         }
         scene.sites = functions
-        at_site(scene, phases, lambda: break_for_good(scene.site, RuntimeError("the drill's own error")))
+        found: list[FunctionType] = []
+        at_site(scene, phases, lambda: break_for_good(found, RuntimeError("the drill's own error")))
+        if scene.hit:
+            # Some are made when trimtab is attached, or when it meets a model.
+            scene.at_phase.append(lambda _phase: found.extend(functions_named(scene.site)))
+            scene.at_step.append(lambda _step: found.extend(functions_named(scene.site)))
 
     return fault
 

@@ -142,14 +142,18 @@ class Breaker:
             self._act()
 
 
-def break_for_good(site: str, error: Exception) -> None:
-    """Every function of that name raises from its next call on; a call into a library cannot be broken for good."""
+def break_for_good(functions: Sequence[FunctionType], error: Exception) -> None:
+    """These functions raise from their next call on; a call into a library cannot be broken for good."""
+    for function in functions:
+        function.__code__ = _raising(error, function.__code__.co_freevars)
+
+
+def functions_named(site: str) -> list[FunctionType]:
+    """Functions of trimtab of that qualified name, closures included; to be asked on the main thread."""
     gc.unfreeze()
-    for function in gc.get_objects():
-        if not isinstance(function, FunctionType) or not _is_ours(function.__code__):
-            continue
-        if function.__code__.co_qualname == site:
-            function.__code__ = _raising(error, function.__code__.co_freevars)
+    # The type is asked, not the object: some objects answer for others, and do things when asked.
+    functions = [thing for thing in gc.get_objects() if type(thing) is FunctionType]
+    return [one for one in functions if _is_ours(one.__code__) and one.__code__.co_qualname == site]
 
 
 def _raising(error: Exception, free: tuple[str, ...]) -> CodeType:

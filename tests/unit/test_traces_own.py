@@ -17,6 +17,8 @@ from polars.testing import assert_frame_equal
 
 from trimtab.events import FILE_SCHEMA, HEADER_KEY
 from trimtab.record.files.spool import Spool
+from trimtab.scan import analyze
+from trimtab.scan.report import wording
 from trimtab.topology import Topology
 from trimtab.traces.own_write import to_arrow, write
 from trimtab.traces.read import read
@@ -535,3 +537,25 @@ def test_files_are_never_overwritten(tmp_path: Path) -> None:
     write(generate(JOB), tmp_path)
     with pytest.raises(ValueError, match="exists already"):
         write(generate(JOB), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("anchors", "ppm"),
+    [
+        ([[5, 100], [1_000_000_005, 1_000_000_000], [4_000_040_005, 4_000_000_100]], 10.0),
+        ([[5, 100], [900_000_005, 900_000_000]], None),
+        ([[5, 100]], None),
+        ([], None),
+    ],
+)
+def test_the_drift_of_a_device_is_stated(tmp_path: Path, anchors: list[list[int]], ppm: float | None) -> None:
+    trace = generate(JOB)
+    for file in write(trace, tmp_path):
+        if "rank00001" in file.name:
+            rewrite(file, said={HEADER_KEY: json.dumps({"anchors": anchors}).encode()})
+    found = read(tmp_path)
+    assert found.ranks[0].drift_ppm is None
+    assert found.ranks[1].drift_ppm == (None if ppm is None else pytest.approx(ppm, rel=1e-3))
+    report = analyze(found).report
+    assert report.clock.device_drift_ppm == (None if ppm is None else pytest.approx(ppm, rel=1e-3))
+    assert ("GPU clocks drift by up to 10 ppm" in wording.clocks(report.clock)) == (ppm is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
     report = Report(
         verdict=_verdict(priced.findings, steps.count, smallest),
         job=_job(trace, run),
-        clock=clocks.summary(),
+        clock=replace(clocks.summary(), device_drift_ppm=_device_drift(run.ranks)),
         matching=run.matches.summary(),
         step_time_s=step_time,
         slowdown=step_time.replayed / step_time.ideal if step_time.ideal > 0 else 1.0,
@@ -112,6 +112,11 @@ def _rebuild(trace: Trace, config: ScanConfig) -> _Run:
     context = Context(data, measure.measure(data, lane.pieces), seen, config, lane.nodes.comm_row[seen.node], counters)
     replayer = Replayer(lane, depend, seen, data.steps.count)
     return _Run(context, replayer, clocks, matches, infos, (*warnings, *jumps))
+
+
+def _device_drift(ranks: Sequence[RankInfo]) -> float | None:
+    known = [abs(info.drift_ppm) for info in ranks if info.drift_ppm is not None]
+    return round(max(known), 3) if known else None
 
 
 def _job(trace: Trace, run: _Run) -> Job:

@@ -80,6 +80,8 @@ class Clock:
     """Communications used as anchors."""
     unconnected: tuple[int, ...] = ()
     """Ranks whose clock could not be tied to the others'."""
+    device_drift_ppm: float | None = None
+    """Largest drift of a device's clock against its host's, already corrected by the recorder's anchors."""
 
 
 @dataclass(frozen=True, slots=True)

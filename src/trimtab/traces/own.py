@@ -195,6 +195,7 @@ def _rank_info(header: Header, part: RankFiles) -> RankInfo:
         coordinates=part.coordinates,
         dropped=part.dropped,
         unknown_times=part.unknown_times,
+        drift_ppm=part.drift_ppm,
         oversubscribed=part.oversubscribed,
         faults=part.faults,
         closed=part.closed,

@@ -15,6 +15,8 @@ from trimtab.traces.table import COLUMNS
 TIMES = ("ready", "start", "end")
 MOST_TIME_NS = 1 << 62
 """Times further from 1970 (146 years) are damage; within, differences do not overflow."""
+DRIFT_NS = 1_000_000_000
+"""Over less than this, a drift of clocks is not told from the error of reading them."""
 MERGE_ROWS = 1 << 18
 """Frames of single files are copied together at this size, which frees the buffers they were read into."""
 
@@ -29,11 +31,23 @@ class RankFiles:
     dropped: int = 0
     unknown_times: int = 0
     device_name: str = ""
+    anchors: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """The first and the last pair of device and host times."""
     oversubscribed: int = 0
     faults: tuple[str, ...] = ()
     closed: bool = False
     events: int = 0
     problems: list[str] = field(default_factory=list[str])
+
+    @property
+    def drift_ppm(self) -> float | None:
+        """How much faster the device's clock ran than the host's, in parts per million; None if that is not known."""
+        if len(self.anchors) < 2:
+            return None
+        (device_from, host_from), (device_to, host_to) = self.anchors
+        if host_to - host_from < DRIFT_NS:
+            return None
+        return ((device_to - device_from) / (host_to - host_from) - 1) * 1e6
 
 
 class Merged:
@@ -120,6 +134,8 @@ def _take_metadata(raw: Any, part: RankFiles, header: Header) -> None:
         part.dropped = int(said.get("dropped", part.dropped))
         part.unknown_times = int(said.get("unknown_times", part.unknown_times))
         part.device_name = str(said.get("device_name", part.device_name))
+        for device_ns, host_ns in said.get("anchors", []):
+            part.anchors[1:] = [(int(device_ns), int(host_ns))]
         part.oversubscribed = int(said.get("oversubscribed", part.oversubscribed))
         part.faults = tuple(str(fault) for fault in said.get("faults", part.faults))
         part.closed = bool(said.get("closed", False))

@@ -74,6 +74,8 @@ class RankInfo:
     """Events for which there was no room while recording."""
     unknown_times: int = 0
     """Events whose start or end the device could not tell."""
+    drift_ppm: float | None = None
+    """How much faster the device's clock ran than the host's (it was corrected for); None if that is not known."""
     oversubscribed: int = 0
     faults: tuple[str, ...] = ()
     closed: bool = True

@@ -166,12 +166,14 @@ def headline(report: Report) -> str:
 
 def clocks(clock: Clock) -> str:
     """How well the clocks agree."""
+    drift = clock.device_drift_ppm
+    drifting = "" if drift is None else f"; GPU clocks drift by up to {drift:.2g} ppm (corrected)"
     if clock.aligned and not clock.anchors and clock.error_us.max == 0:
-        return "one clock for all ranks"
+        return f"one clock for all ranks{drifting}"
     state = "aligned" if clock.aligned else "not aligned"
     error = f"error {microseconds(clock.error_us.p50)} median, {microseconds(clock.error_us.max)} at most"
     lost = f"; {ranks_named(clock.unconnected)} not connected" if clock.unconnected else ""
-    return f"{state}, {error}, {clock.anchors:,} anchors{lost}"
+    return f"{state}, {error}, {clock.anchors:,} anchors{lost}{drifting}"
 
 
 @dataclass(frozen=True, slots=True)
