@@ -88,6 +88,8 @@ class Session:
         self._plain: PlainEngine | None = None
         self._step = -1
         self._steps_told = False
+        self._over = False
+        """Detached, or telling a step has failed: nothing more is told."""
         self._pid = os.getpid()
         self._one_failure = OneFailure()
         _LOG.addFilter(self._one_failure)
@@ -120,14 +122,17 @@ class Session:
         For plain PyTorch. Without it a step begins when the first optimizer has made one. Where Megatron-Core's
         schedule runs, it marks the steps, and this does nothing but set the ``number`` of the next.
         """
-        self._steps_told = True
-        if number is not None and not 0 <= number <= _LAST_STEP:
-            failed(f"step {number} is not a number from 0 to {_LAST_STEP}; this step is not told apart from the last")
+        if self._over:
             return
+        self._steps_told = True
         try:
+            if number is not None and not 0 <= number <= _LAST_STEP:
+                reason = f"not a number from 0 to {_LAST_STEP}"
+                failed(f"step {number} is {reason}; this step is not told apart from the last")
+                return
             self._begin_step(number)
         except Exception as error:
-            self._observer = Observers(())
+            self._over = True
             failed(f"the begin of a step failed ({type(error).__name__}: {error}); the job goes on")
 
     def watch(self, model: torch.nn.Module) -> None:
@@ -172,7 +177,7 @@ class Session:
         except Exception as error:
             failed(f"detaching failed in part ({type(error).__name__}: {error})")
         finally:
-            self._observer = Observers(())  # step() may still be called
+            self._over = True
             _LOG.removeFilter(self._one_failure)
 
     def __enter__(self) -> Session:

@@ -57,7 +57,7 @@ def raises_for_good(*phases: str) -> Fault:
         if scene.hit:
             # Some are made when trimtab is attached, or when it meets a model.
             scene.at_phase.append(lambda _phase: found.extend(functions_named(scene.site)))
-            scene.at_step.append(lambda _step: found.extend(functions_named(scene.site)))
+            scene.at_step.append(lambda step: found.extend(functions_named(scene.site)) if step == 1 else None)
 
     return fault
 

@@ -12,6 +12,7 @@ neither are the job's own functions, which trimtab passes on.
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import threading
 from collections import Counter
@@ -192,9 +193,14 @@ def _site(frame: FrameType, event: str, argument: Any) -> str | None:
     if event != "call" or caller is None or not _is_ours(caller.f_code):
         return None
     if _is_ours(code):
-        return None if _guards(code) or code.co_qualname in _ENTRIES else code.co_qualname
+        return code.co_qualname if _is_site(code) else None
     foreign = code.co_name in _OF_TORCH or any(part in code.co_filename for part in _LIBRARIES)
     return f"{caller.f_code.co_qualname} > {code.co_qualname}" if foreign else None
+
+
+def _is_site(code: CodeType) -> bool:
+    # A generator is called once more when it is thrown away, where nobody can catch anything.
+    return not (_guards(code) or code.co_qualname in _ENTRIES or code.co_flags & inspect.CO_GENERATOR)
 
 
 def _guards(code: CodeType) -> bool:

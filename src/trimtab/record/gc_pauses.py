@@ -6,21 +6,18 @@ the first Python code after it, which is such a callback: without care, Ctrl-C i
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 import time
-from _thread import start_new_thread
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Final
+from typing import Any
 
 from trimtab.events import STREAM_HOST, Kind
 from trimtab.record.clocks import Clock
 from trimtab.record.complain import failed
+from trimtab.record.interrupts import raise_soon
 from trimtab.record.recorder import Recorder
-
-_SOON_SECONDS: Final = 0.001
 
 
 class GcWatch:
@@ -86,12 +83,4 @@ class GcWatch:
         if unraisable.object != self._callback or interrupt is None or isinstance(interrupt, Exception):
             self._next_hook(unraisable)
             return
-        # Raised from here it would be dropped again. It came from a signal's handler, which only the main thread runs.
-        start_new_thread(_raise_soon, (get_ident(), interrupt))
-
-
-def _raise_soon(thread: int, interrupt: BaseException) -> None:
-    time.sleep(_SOON_SECONDS)
-    # An exception for another thread is given as a class, which Python makes an object of.
-    again = type(type(interrupt).__name__, (type(interrupt),), {"__new__": lambda *_: interrupt})
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(again))
+        raise_soon(interrupt)  # from here it would be dropped again

@@ -38,6 +38,7 @@ from trimtab.record.communication.pending import (
 from trimtab.record.communication.work_methods import WorkMethods
 from trimtab.record.communication.works import C10D_FILE, SUBJECT_WAIT, Annotator, Blocked, Works
 from trimtab.record.complain import Complaints
+from trimtab.record.interrupts import raise_soon
 from trimtab.record.recorder import Recorder
 
 LinkDelay = Callable[[tuple[int, ...]], int]
@@ -110,7 +111,7 @@ class Interception:
         self._libraries.append(library)
         # The dispatcher itself makes a process group into what Python knows.
         library.define("met(__torch__.torch.classes.c10d.ProcessGroup group) -> ()")
-        library.impl("met", lambda boxed: native.met(self._groups.of(boxed)), "CompositeExplicitAutograd")
+        library.impl("met", self._met_kernel(native), "CompositeExplicitAutograd")
         works = self._works
         works.told = native.told
 
@@ -263,6 +264,17 @@ class Interception:
             return result
 
         return kernel
+
+    def _met_kernel(self, native: Native) -> Callable[[Any], None]:
+        def met(boxed: Any) -> None:
+            try:
+                native.met(self._groups.of(boxed))
+            except Exception as error:
+                self._complaints.about("a process group", error)
+            except BaseException as interrupt:  # the compiled kernel would drop it
+                raise_soon(interrupt)
+
+        return met
 
     def _met_group(self, group: Group) -> None:
         if self._recorder is not None and group.ranks:
