@@ -97,7 +97,7 @@ class Session:
         try:
             self.identity = identify(os.environ, config.record.run_id)
             self._assemble()
-            atexit.register(self.detach)
+            atexit.register(self._at_exit)
         except Exception as error:
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             failed(f"not attached ({reason}); the job goes on without")
@@ -167,13 +167,18 @@ class Session:
             _Current.session = None
         self._take_back()
 
+    def _at_exit(self) -> None:
+        """The interpreter ends; an impatient Ctrl-C ends this, too, without a word."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self.detach()
+
     def _take_back(self) -> None:
         try:
             if os.getpid() == self._pid:
                 self._undo.close()
             else:  # a forked child, which must leave the parent's files alone
                 self._undo.pop_all()
-            atexit.unregister(self.detach)
+            atexit.unregister(self._at_exit)
         except Exception as error:
             failed(f"detaching failed in part ({type(error).__name__}: {error})")
         finally:
