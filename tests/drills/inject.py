@@ -185,17 +185,26 @@ def _is_ours(code: CodeType) -> bool:
 def _site(frame: FrameType, event: str, argument: Any) -> str | None:
     code = frame.f_code
     if event == "c_call":
-        if not _is_ours(code):
+        if not _is_ours(code) or not _is_called_for_itself(argument, argument.__name__):
             return None
-        name = argument.__name__
-        return f"{code.co_qualname} > {name}" if _is_called_for_itself(argument, name) else None
+        return None if _within_shim(frame) else f"{code.co_qualname} > {argument.__name__}"
     caller = frame.f_back
-    if event != "call" or caller is None or not _is_ours(caller.f_code):
+    if event != "call" or caller is None or not _is_ours(caller.f_code) or _within_shim(caller):
         return None
     if _is_ours(code):
         return code.co_qualname if _is_site(code) else None
     foreign = code.co_name in _OF_TORCH or any(part in code.co_filename for part in _LIBRARIES)
     return f"{caller.f_code.co_qualname} > {code.co_qualname}" if foreign else None
+
+
+def _within_shim(frame: FrameType) -> bool:
+    """Whether it is code of ours that the shim has called."""
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.startswith(_OURS):
+        if caller.f_code.co_filename == _SHIM:
+            return True
+        caller = caller.f_back
+    return False
 
 
 def _is_site(code: CodeType) -> bool:
