@@ -170,6 +170,14 @@ def scan(
     summaries: Annotated[
         bool, typer.Option("--summaries", help="Step times of the whole run, from summaries.")
     ] = False,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHANGE",
+            help='The step time that would be: "fix rank 3", "fix stage 1", "link 0-1 at 50 GB/s"; several with '
+            '"and", or the option again.',
+        ),
+    ] = None,
     fail_on: Annotated[FailOn | None, typer.Option(help="Exit with 3 if something was found.")] = None,
     config_file: ConfigFile = None,
     settings: Settings = None,
@@ -179,7 +187,9 @@ def scan(
     from trimtab.scan import analyze
     from trimtab.scan.report import schema, terminal
     from trimtab.scan.report.html import render as html_page
+    from trimtab.scan.whatif import parse
 
+    questions = [parse(text) for text in what_if or ()]
     with _working(f"reading {directories[0]}"):
         trace = _read(directories, run_id, attempt)
     if summaries:
@@ -187,7 +197,7 @@ def scan(
         return 0
     try:
         with _working(f"scanning {len(trace.events):,} events of {len(trace.ranks)} ranks"):
-            analysis = analyze(trace, settled.scan)
+            analysis = analyze(trace, settled.scan, questions)
     except ValueError:  # no report: what is wrong with the files may be why
         for warning in trace.warnings:
             _talk(f"trimtab: {warning}")

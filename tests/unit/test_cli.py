@@ -111,6 +111,22 @@ def test_scan_names_the_rank(command, slow_run):
     assert err == ""
 
 
+def test_scan_answers_what_would_be(command, slow_run):
+    code, out, _ = command("scan", slow_run, "--what-if", "fix rank 3", "--what-if", "rank 0 at 1.2x", "--json", "-")
+    asked = [row for row in json.loads(out)["what_if"] if row["asked"]]
+    assert code == 0
+    assert [row["fix"] for row in asked] == ["fix rank 3", "rank 0 at 1.2x"]
+    assert asked[0]["seconds_saved_per_step"] > 0 > asked[1]["seconds_saved_per_step"]
+
+
+@pytest.mark.parametrize("change", ["make it fast", "fix rank 99"])
+def test_scan_refuses_a_what_if_that_means_nothing(command, slow_run, change):
+    code, out, err = command("scan", slow_run, "--what-if", change)
+    assert (code, out) == (2, "")
+    assert err.startswith("trimtab: what-if")
+    assert len(err.splitlines()) == 1
+
+
 def test_scan_writes_all_reports(command, slow_run, tmp_path):
     files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "html", "perfetto-trace")}
     code, out, _ = command(

@@ -21,6 +21,7 @@ from trimtab.scan.plots import ReportPlots
 from trimtab.scan.price import price
 from trimtab.scan.replay import Replayer
 from trimtab.scan.sensitivity import smallest_detectable
+from trimtab.scan.whatif import Question, answer
 from trimtab.scan.windows import windows
 from trimtab.traces.own_header import rank_list
 from trimtab.traces.summaries import read_summaries
@@ -42,8 +43,11 @@ class Analysis:
     plots: ReportPlots
 
 
-def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
-    """Scan ``trace``. Raises ValueError, in one line, when it holds nothing that could be judged."""
+def analyze(trace: Trace, config: ScanConfig | None = None, questions: Sequence[Question] = ()) -> Analysis:
+    """Scan ``trace``, and answer what-if ``questions`` about it.
+
+    Raises ValueError, in one line, when it holds nothing that could be judged, or not what a question is about.
+    """
     if trace.summaries and trace.events.is_empty():
         raise ValueError(f"only summaries are left: no cause can be found. {'; '.join(_history(trace))}")
     run = _rebuild(trace, config or ScanConfig())
@@ -52,6 +56,8 @@ def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
     enough = steps.count >= LEAST_STEPS
     actual = replayer.run()
     ideal = replayer.run(*measure.ideal_scales(context.table, context.measures, context.transfers))
+    hosts = tuple(info.host for info in run.ranks)
+    asked = answer(questions, context, replayer, actual, hosts)
     priced = price(
         context,
         replayer,
@@ -59,7 +65,7 @@ def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
         actual,
         ideal.step_ns / 1e9,
         clocks.largest_error_ns / 1e9,
-        tuple(info.host for info in run.ranks),
+        hosts,
     )
     step_time = StepTime(steps.mean_seconds(), actual.step_ns / 1e9, ideal.step_ns / 1e9)
     smallest = smallest_detectable(context, replayer, actual.step_ns) if enough else None
@@ -71,7 +77,7 @@ def analyze(trace: Trace, config: ScanConfig | None = None) -> Analysis:
         step_time_s=step_time,
         slowdown=step_time.replayed / step_time.ideal if step_time.ideal > 0 else 1.0,
         findings=priced.findings,
-        what_if=priced.what_if,
+        what_if=(*asked, *priced.what_if),
         windows=windows(context.table, replayer.lanes.nodes, context.transfers),
         victims=priced.victims,
         missing_ranks=trace.missing_ranks,

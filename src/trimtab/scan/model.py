@@ -134,6 +134,10 @@ class WhatIf:
     fix: str
     step_time_s: float
     seconds_saved_per_step: float
+    asked: bool = False
+    """The user asked for it (``--what-if``); the others follow from the findings."""
+    detail: str = ""
+    """What else there is to know about it."""
 
 
 @dataclass(frozen=True, slots=True)

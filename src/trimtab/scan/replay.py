@@ -45,12 +45,17 @@ class Replayer:
         self._done = graph.vertex_of_node[transfers.node]
         self._lane = np.flatnonzero(graph.node_of_vertex >= 0)
 
-    def run(self, piece_scale: Floats | float = 1.0, transfer_scale: Floats | float = 1.0) -> Replayed:
-        """Replay with every piece of work and every transfer multiplied by its factor."""
+    def run(
+        self,
+        piece_scale: Floats | float = 1.0,
+        transfer_scale: Floats | float = 1.0,
+        transfer_extra_ns: Floats | float = 0.0,
+    ) -> Replayed:
+        """Replay with every piece of work and every transfer multiplied by its factor, and transfers prolonged."""
         graph, transfers = self.graph, self.transfers
         work = self._work(piece_scale)
         delay = np.zeros(len(work))
-        delay[self._done] = transfers.duration * transfer_scale
+        delay[self._done] = transfers.duration * transfer_scale + transfer_extra_ns
         time = np.zeros(len(work))
         time[self._roots] = self._root_time
         before = np.maximum(graph.previous, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.scan.model import Finding, Report, Verdict
+from trimtab.scan.model import Finding, Report, Verdict, WhatIf
 from trimtab.scan.report import wording
 from trimtab.scan.report.wording import clean, percent, seconds, times
 
@@ -103,14 +104,21 @@ def _finding(number: int, finding: Finding, console: Console) -> None:
 
 
 def _what_if(report: Report, console: Console) -> None:
-    if not report.what_if:
+    asked = [row for row in report.what_if if row.asked]
+    _fixes("What would be", asked, console)
+    for row in asked:
+        if row.detail:
+            _print(console, Text(f"{clean(row.fix)}: {clean(row.detail)}", "dim"), 1)
+    _fixes("What a fix would give back", [row for row in report.what_if if not row.asked][:_MOST_ROWS], console)
+
+
+def _fixes(title: str, rows: Sequence[WhatIf], console: Console) -> None:
+    if not rows:
         return
-    table = Table(
-        "fix", "step time", "saved a step", title="What a fix would give back", title_justify="left", box=None
-    )
+    table = Table("change", "step time", "saved a step", title=title, title_justify="left", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
-    for row in report.what_if[:_MOST_ROWS]:
+    for row in rows:
         table.add_row(Text(clean(row.fix)), seconds(row.step_time_s), seconds(row.seconds_saved_per_step))
     console.print()
     console.print(table)
