@@ -112,10 +112,10 @@ def test_scan_names_the_rank(command, slow_run):
 
 
 def test_scan_answers_what_would_be(command, slow_run):
-    code, out, _ = command("scan", slow_run, "--what-if", "fix rank 3", "--what-if", "rank 0 at 1.2x", "--json", "-")
+    code, out, _ = command("scan", slow_run, "--what-if", "fix rank 3", "--what-if", "rank 3 at 2x", "--json", "-")
     asked = [row for row in json.loads(out)["what_if"] if row["asked"]]
     assert code == 0
-    assert [row["fix"] for row in asked] == ["fix rank 3", "rank 0 at 1.2x"]
+    assert [row["fix"] for row in asked] == ["fix rank 3", "rank 3 at 2x"]
     assert asked[0]["seconds_saved_per_step"] > 0 > asked[1]["seconds_saved_per_step"]
 
 
