@@ -9,13 +9,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 DEMO_ARGS ?=
 DRILLS ?= 300
 SEED ?= 1
+FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test check docs drills clean
+.PHONY: help demo test test-all matrix check docs drills fuzz clean
 
 help:
 	@echo "make demo   train a small GPT on 8 processes, slow one rank, and let scan find it (DEMO_ARGS=... adds arguments)"
 	@echo "make test   everything that CI runs"
+	@echo "make matrix every injected fault in every parallel layout: trained, recorded, scanned, named"
 	@echo "make drills break trimtab inside running jobs, hundreds of times (DRILLS=300 SEED=1)"
+	@echo "make test-all  make test, and the tests that it leaves out for their time (marked slow)"
+	@echo "make fuzz   feed damaged files to every reader of traces (FUZZ_SECONDS=60 each)"
 	@echo "make check  the static part of it: lint, format, types, import contracts"
 	@echo "make docs   build the documentation into site/"
 	@echo "make clean  remove what these targets made, the environment included"
@@ -51,13 +55,27 @@ check: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# make test tries each kind of fault in a layout or two, and one drill or two of each kind; these two try them all.
+matrix: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "" tests/dist/test_fault_matrix.py
+
 drills: $(VENV)/.dev
 	@$(BIN)/python tests/drills --drills $(DRILLS) --seed $(SEED)
+
+# For a nightly run: every reader of traces for FUZZ_SECONDS; what breaks one is left in build/fuzz. Needs atheris, which
+# is installed for this alone.
+fuzz: $(VENV)/.dev
+	@$(PIP) install "atheris>=3"
+	@mkdir -p build/fuzz && cd build/fuzz && $(CURDIR)/$(BIN)/python $(CURDIR)/tests/fuzz/fuzz.py all $(FUZZ_SECONDS)
 
 # pytest comes last: its closing line is the last thing to see.
 test: check docs
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
 	$(BIN)/python -m pytest
+
+test-all: check docs
+	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
+	$(BIN)/python -m pytest -m ""
 
 clean:
 	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

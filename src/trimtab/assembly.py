@@ -14,17 +14,18 @@ import torch
 
 from trimtab.config import Config
 from trimtab.engines.graphs import GraphSpans
-from trimtab.record.clocks import CpuDevice, Device, clock_domain, unix_offset_ns
+from trimtab.record.clocks import CpuDevice, DeferredDevice, Device, clock_domain, unix_offset_ns
 from trimtab.record.communication import native
 from trimtab.record.communication.collectives import Interception
 from trimtab.record.communication.native import Native
 from trimtab.record.complain import failed, tell
 from trimtab.record.counters.gpu import CudaReadings
-from trimtab.record.counters.sampler import start_sampler
+from trimtab.record.counters.sampler import Sampler, start_sampler
 from trimtab.record.cuda import CudaDevice, current_gpu
 from trimtab.record.gc_pauses import GcWatch
 from trimtab.record.injection.faults import Fault, Faults, parse_fault
 from trimtab.record.injection.injection import Injection
+from trimtab.record.live.live import Live, start_live
 from trimtab.record.observe import Observer, Observers
 from trimtab.record.recorder import Recorder
 from trimtab.record.run_identity import Identity, make_header
@@ -44,6 +45,9 @@ class Assembly:
         self.observer: Observer = Observers(())
         """Whom engines are to tell what runs."""
         self.windows: Windows | None = None
+        self.live: Live | None = None
+        self._sampler: Sampler | None = None
+        self._interception: Interception | None = None
         self._config = config
         self._identity = identity
         self._undo = undo
@@ -72,6 +76,7 @@ class Assembly:
             graphs = GraphSpans(self.observer, self.recorder)
             self._undo.callback(graphs.remove)
             graphs.install()
+        self._start_live(isinstance(device, DeferredDevice))
         return True
 
     def _observers(self, device: Device, emulated: EmulatedDevice | None) -> list[Observer]:
@@ -95,6 +100,7 @@ class Assembly:
             clock_domain=clock_domain(),
         )
         recorder = Recorder(record, device, header)
+        self._undo.callback(self._end_live)  # after the last steps have been written
         self._undo.callback(recorder.close)
         self._undo.callback(set_recorder, None)
         set_recorder(recorder)
@@ -113,6 +119,7 @@ class Assembly:
             failed(f"counters are not sampled ({error})")
             return
         self._undo.callback(sampler.stop)
+        self._sampler = sampler
 
     def _start_windows(self, recorder: Recorder, spans: StepSpans) -> None:
         """Windows of torch.profiler, at step boundaries."""
@@ -136,6 +143,7 @@ class Assembly:
         try:
             interception.install()
             self._undo.callback(interception.remove)
+            self._interception = interception
             if self.windows is not None:
                 self.windows.annotations.interception = interception
         except Exception as error:
@@ -143,6 +151,20 @@ class Assembly:
         watch = GcWatch(self.recorder, emulated.blocked if emulated is not None else None)
         watch.install()
         self._undo.callback(watch.remove)
+
+    def _start_live(self, deferred: bool) -> None:
+        """Tell a hub how the steps go, whenever there is one."""
+        if self.recorder is None:
+            return
+        parts = (self._config, self._identity, self.recorder, self._interception)
+        try:
+            self.live = start_live(*parts, windows=self.windows, sampler=self._sampler, deferred=deferred)
+        except Exception as error:
+            failed(f"nobody is told of the steps while the job runs ({error})")
+
+    def _end_live(self) -> None:
+        if self.live is not None:
+            self.live.close()
 
     def _native_kernels(self) -> Native | None:
         """Compiled kernels, if this environment has them; else they are compiled for the next run."""

@@ -224,9 +224,9 @@ class Session:
         engine = PlainEngine(
             self._observer, self.recorder, self._injection, self._optimizer_stepped, self._granularity()
         )
+        self._undo.callback(engine.remove)
         engine.install()
         self._plain = engine
-        self._undo.callback(engine.remove)
 
     def _granularity(self) -> Granularity:
         """What is hooked; the recorder takes no more than it was asked for."""

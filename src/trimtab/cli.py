@@ -37,6 +37,8 @@ _EXTRAS: Final = {
     "google": "scan",
     "msgspec": "scan",
     "isal": "scan",
+    "prometheus_client": "scan",
+    "ray": "ray",
     "torch": "job",
     "pynvml": "job",
     "megatron": "megatron",
@@ -65,6 +67,13 @@ RunId = Annotated[
 Attempt = Annotated[
     int | None, typer.Option(metavar="N", help="Of a run that was started again, this attempt. Default: the last.")
 ]
+
+
+class EngineName(StrEnum):
+    """Where the files of a large run are read."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 class FailOn(StrEnum):
@@ -178,6 +187,10 @@ def scan(
             '"and", or the option again.',
         ),
     ] = None,
+    engine: Annotated[EngineName, typer.Option(help="Where the files of a large run are read.")] = EngineName.LOCAL,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Ray cluster. Default: RAY_ADDRESS, or that of this machine.")
+    ] = None,
     fail_on: Annotated[FailOn | None, typer.Option(help="Exit with 3 if something was found.")] = None,
     config_file: ConfigFile = None,
     settings: Settings = None,
@@ -185,19 +198,22 @@ def scan(
     """Find what slows a recorded job, why, and what it costs."""
     settled = _configuration(config_file, settings)
     from trimtab.scan import analyze
+    from trimtab.scan.fold import engines
+    from trimtab.scan.fold.load import load
     from trimtab.scan.report import schema, terminal
     from trimtab.scan.report.html import render as html_page
     from trimtab.scan.whatif import parse
 
     questions = [parse(text) for text in what_if or ()]
     with _working(f"reading {directories[0]}"):
-        trace = _read(directories, run_id, attempt)
+        reader = engines.Ray(ray_address) if engine is EngineName.RAY else engines.Local()
+        trace, folded = load(directories, settled.scan, questions, run_id=run_id, attempt=attempt, engine=reader)
     if summaries:
         _show_history(trace)
         return 0
     try:
         with _working(f"scanning {len(trace.events):,} events of {len(trace.ranks)} ranks"):
-            analysis = analyze(trace, settled.scan, questions)
+            analysis = analyze(trace, settled.scan, questions, folded)
     except ValueError:  # no report: what is wrong with the files may be why
         for warning in trace.warnings:
             _talk(f"trimtab: {warning}")
@@ -257,6 +273,53 @@ def window(
     now = time.time_ns()
     request = Request(now, now + int(max(after, 0.0) * 1e9), steps, ranks)
     _talk(f"{write_request(directory, request)}: {steps} steps of rank {ranks}, from the first in {after:g} s on")
+
+
+@app.command()
+def watch(
+    target: Annotated[
+        str | None, typer.Argument(metavar="DIR|ADDRESS", help="Directory into which the job records, or its hub.")
+    ] = None,
+    prometheus: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="Serve metrics there; without HOST on this host only.")
+    ] = "",
+    grafana: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a dashboard for these metrics (-: to stdout), and end.")
+    ] = None,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Between pictures, or lines.")] = 0.0,
+    json: Annotated[str | None, typer.Option(metavar="-", help="Write lines of JSON to stdout.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show how it stands once that is known, and end.")] = False,
+    window: Annotated[
+        bool, typer.Option("--window/--no-window", help="An alarm opens a profiler window on suspect and peers.")
+    ] = True,
+    patience: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Without progress until the job is said to hang.")
+    ] = None,
+    fail_on: Annotated[FailOn | None, typer.Option(help="Exit with 3 if something was found.")] = None,
+    config_file: ConfigFile = None,
+    settings: Settings = None,
+) -> int:
+    """Watch a running job: who is slow, since when, what it costs; and who is missing when it hangs."""
+    if grafana is not None:
+        import json as encoder
+
+        from trimtab.watch.grafana import dashboard
+
+        write_text(grafana, encoder.dumps(dashboard(), indent=2) + "\n")
+        return 0
+    if target is None:
+        raise ValueError("give record.dir of the job, or host:port of a hub (see trimtab watch --help)")
+    if json not in (None, STDOUT):
+        raise ValueError(f"--json {json}: lines are written as they come, so give - and redirect stdout")
+    settled = _configuration(config_file, settings)
+    from trimtab.watch.command import Options
+    from trimtab.watch.command import watch as watch_job
+
+    options = Options(
+        target, prometheus, max(every, 0.0), json=json is not None, once=once, window=window, patience=patience
+    )
+    found = watch_job(options, settled, os.environ, _console(), _talk)
+    return EXIT_FOUND if fail_on is FailOn.FINDING and found else 0
 
 
 @app.command("compile")

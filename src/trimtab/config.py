@@ -31,6 +31,10 @@ _MOST = {
 """Largest values that make sense: shares, and what a rank has memory and patience for."""
 MOST_WINDOW_STEPS = 1000
 """A profiler keeps every event of a window in memory."""
+_NO_SETTINGS = ("TRIMTAB_CONTROL_SECRET",)
+"""Variables that look like settings and are none: no configuration may hold a secret."""
+_SHORTEST_CONTROL_SECONDS = 0.1
+_MOST_MESSAGE_KB = 65_536
 Granularity = Literal["step", "layer", "op"]
 
 
@@ -154,6 +158,57 @@ class ScanConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """The channel between the ranks and whoever watches or steers them. The secret is no setting: it is in the
+    environment (``TRIMTAB_CONTROL_SECRET``) or in a file that only its owner may read."""
+
+    transport: Literal["auto", "tcp", "directory"] = "auto"
+    """``tcp``; ``directory``: a shared directory, where no port may be opened; ``auto``: the hub offers both, and ranks
+    that cannot reach its port use the directory."""
+    bind: str = "127.0.0.1"
+    """Where the hub listens, as host or host:port; the default is this host only. ``0.0.0.0`` is every network."""
+    address: str = ""
+    """Where ranks find the hub, as host:port; empty: in the file that the hub writes into the run directory."""
+    secret_file: str = ""
+    """File of the secret, for its owner only (chmod 600); empty: in the run directory, where the hub makes it."""
+    directory: str = ""
+    """The shared directory; empty: ``trimtab-control`` in the run directory."""
+    poll_seconds: float = 2.0
+    """How often the shared directory is looked at; at least 0.1."""
+    heartbeat_seconds: float = 5.0
+    """A connection on which nothing was said for so long says that it is there; after three and a half times this it is
+    given up. At least 0.1, and the same on both sides."""
+    message_kb: int = 1024
+    """Longest message."""
+    connections: int = 16_384
+    """That the hub takes at the same time."""
+
+    def __post_init__(self) -> None:
+        if min(self.poll_seconds, self.heartbeat_seconds) < _SHORTEST_CONTROL_SECONDS:
+            raise ValueError(f"must be at least {_SHORTEST_CONTROL_SECONDS:g}")
+        if not 1 <= self.message_kb <= _MOST_MESSAGE_KB or self.connections < 1:
+            raise ValueError(f"must be 1 or more (control.message_kb at most {_MOST_MESSAGE_KB})")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveConfig:
+    """What ranks say of themselves while they run, to a hub that is there; without one nothing is sent."""
+
+    enabled: bool = True
+    """Look for a hub, and tell it of each step."""
+    every: int = 1
+    """Steps of a summary, at least; what has ended since the writer's last round is told together."""
+    heartbeat_seconds: float = 5.0
+    """How often a rank says what it is doing, whether it gets on or not; at least 0.1."""
+    look_seconds: float = 5.0
+    """How often a rank looks for the hub's file in the run directory; at least 0.1."""
+
+    def __post_init__(self) -> None:
+        if min(self.heartbeat_seconds, self.look_seconds) < _SHORTEST_CONTROL_SECONDS:
+            raise ValueError(f"must be at least {_SHORTEST_CONTROL_SECONDS:g}")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole tree."""
 
@@ -162,6 +217,8 @@ class Config:
     emulate: EmulateConfig = field(default_factory=EmulateConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     scan: ScanConfig = field(default_factory=ScanConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    live: LiveConfig = field(default_factory=LiveConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +275,7 @@ def _from_environment(environment: Mapping[str, str], problems: list[str]) -> di
         if name in names:
             section, key = names[name]
             _table(tree, section)[key] = value
-        elif name.startswith(ENVIRONMENT_PREFIX):
+        elif name.startswith(ENVIRONMENT_PREFIX) and name not in _NO_SETTINGS:
             problems.append(f"environment: {name} is not a setting{_hint(name, names)}; it is ignored")
     return tree
 

@@ -46,6 +46,7 @@ torch.set_num_threads(1)  # a pool of threads does not survive a fork, and ranks
 REPOSITORY = Path(__file__).parents[2]
 _GRACE_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
+_PORTS_GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class RankError(AssertionError):
@@ -56,7 +57,7 @@ def run_ranks(
     world: int,
     fn: Callable[..., Any],
     *args: Any,
-    timeout: float = 60,
+    timeout: float = 120,
     env: dict[str, str] | None = None,
     allow_warnings: bool = False,
 ) -> list[Any]:
@@ -70,7 +71,7 @@ def run_ranks(
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
     } | (env or {})
     with tempfile.TemporaryDirectory(prefix="trimtab-ranks-") as directory:
@@ -107,10 +108,15 @@ def load_script(relative: str) -> ModuleType:
     return sys.modules[name]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_port() -> int:
+    """A port that nobody listens on, and that the kernel gives to nobody by itself, such as to the sockets of gloo."""
+    first_given = int(_PORTS_GIVEN.read_text(encoding="ascii").split()[0]) if _PORTS_GIVEN.exists() else 0
+    chance = random.SystemRandom()  # the other tests seed theirs
+    while True:
+        port = chance.randrange(10_000, max(first_given, 20_000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait_for_all(ranks: list[BaseProcess], timeout: float) -> None:
@@ -165,7 +171,7 @@ def _rank_main(
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         sys.stdout = sys.stderr = output
-        faulthandler.dump_traceback_later(max(timeout - 1.0, 0.5), file=output)  # says where a rank hung
+        faulthandler.dump_traceback_later(timeout / 2, file=output)  # says where a rank hung
         random.seed(0)
         torch.manual_seed(0)
         answer: dict[str, Any]

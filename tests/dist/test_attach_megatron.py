@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch.distributed as dist
-from harness import load_script, run_ranks
+from harness import free_port, load_script, run_ranks
 
 import trimtab
 from trimtab.engines.patches import ALL_PATCHES
@@ -30,16 +29,6 @@ JOB = [
     *("--steps", str(STEPS), "--num-layers", str(LAYERS), "--hidden-size", "16", "--heads", "2", "--seq-length", "16"),
     *("--micro-batch-size", "1", "--global-batch-size", "8", "--data", __file__),
 ]
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _patched_objects() -> dict[str, int]:
@@ -88,7 +77,7 @@ def _job(rank: int, folder: str, arguments: list[str], ports: list[int], granula
 def test_losses_are_bitwise_those_without_it_and_the_files_are_complete(tmp_path: Path, name: str) -> None:
     world, sizes, arguments = LAYOUTS[name]
     granularity = "op" if name == "dp2" else "layer"
-    results = run_ranks(world, _job, str(tmp_path), arguments, _free_ports(2), granularity, timeout=100)
+    results = run_ranks(world, _job, str(tmp_path), arguments, [free_port(), free_port()], granularity)
     assert any(result["expected"] for result in results)
     for result in results:
         assert result["attached"] == result["expected"]

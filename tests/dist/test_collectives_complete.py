@@ -210,7 +210,7 @@ def _megatron(rank: int, kind: str, arguments: list[str]) -> Answer:
 )
 def test_megatron(layout: str, kind: str) -> None:
     world, arguments = LAYOUTS[layout]
-    logs = run_ranks(world, _megatron, kind, arguments, env=FLIGHT_RECORDER_ON, timeout=90)
+    logs = run_ranks(world, _megatron, kind, arguments, env=FLIGHT_RECORDER_ON)
     assert mismatches(logs) == []
     kinds = {event["kind"] for log in logs for event in log["events"]}
     assert ("send" in kinds) == ("pp2" in layout)

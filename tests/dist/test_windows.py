@@ -13,8 +13,7 @@ import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
-from harness import _free_port as free_port
-from harness import load_script, run_ranks
+from harness import free_port, load_script, run_ranks
 
 import trimtab
 from trimtab.engines import cpu

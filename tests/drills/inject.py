@@ -107,7 +107,9 @@ def at_site(scene: Scene, phases: Sequence[str], act: Act, note: str = "") -> No
 
 
 def _at_a_similar_moment(scene: Scene, phase: str, act: Act) -> None:
-    if phase not in ("attach", "detach"):
+    if phase == "writer":  # it runs from the beginning
+        phase = scene.random.choice(("attach", "run"))
+    if phase == "run":
         scene.when_due(act)
         return
     moment = {"attach": "run", "detach": "detach"}[phase]

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 from plan import Drill
+from scene import NOT_REACHED
 
 from trimtab.traces.read import read
 from trimtab.traces.table import Trace
 
 _LAST_SECOND_NS = 1_000_000_000
 """What a killed rank may lose."""
+_NOTICED_NS = 500_000_000
+"""Within which a signal is noticed: a step that begins later has not been told of it."""
+_LOST_ANOTHER = re.compile(r"Error: .*(gloo|TCPStore|[Ss]ocket|[Cc]onnection|[Pp]eer)", re.DOTALL)
 _NOISE = re.compile(
     r"Exception ignored|Exception in thread|Fatal Python error|Error in sys\.|Logging error|terminate called"
     r"|[/.]trimtab[/.].*Warning"
@@ -36,6 +41,8 @@ class Played:
     outputs: list[str]
     hung: list[int]
     orphans: list[int]
+    shot: int | None
+    """When the first signal was sent (``perf_counter_ns``), None where none was."""
     seconds: float
     trace: Trace | None
     unreadable: str
@@ -45,7 +52,13 @@ class Played:
 
     @classmethod
     def collect(
-        cls, folder: Path, codes: list[int | None], hung: list[int], orphans: list[int], seconds: float
+        cls,
+        folder: Path,
+        codes: list[int | None],
+        hung: list[int],
+        orphans: list[int],
+        shot: int | None,
+        seconds: float,
     ) -> Played:
         """From what the ranks have written into the drill's folder."""
         answers: list[dict[str, Any]] = []
@@ -63,7 +76,7 @@ class Played:
         except ValueError as error:
             unreadable = str(error)
         ranks = range(len(codes))
-        own = re.compile(r"record|\d+\.(ended|progress|out|told)|scratch.*")
+        own = re.compile(r"record|\d+\.(ended|partial|progress|out|told)|scratch.*")
         return cls(
             ended=ended,
             answers=answers,
@@ -71,17 +84,21 @@ class Played:
             outputs=[_text(folder / f"{rank}.out") for rank in ranks],
             hung=hung,
             orphans=orphans,
+            shot=shot,
             seconds=seconds,
             trace=trace,
             unreadable=unreadable,
             strays=[path.name for path in folder.iterdir() if not own.fullmatch(path.name)],
         )
 
-    @property
-    def said(self) -> str:
-        """The exceptions' texts."""
-        texts = [f"{answer['ended']}: {answer['said']}" for answer in self.answers if answer.get("said")]
-        return f" ({'; '.join(texts)})" if texts else ""
+    def end_of(self, rank: int) -> str:
+        """How a rank ended, in words, with the text of its exception."""
+        said = self.answers[rank].get("said")
+        return f"{self.ended[rank]}: {said}" if said else self.ended[rank]
+
+    def never_came(self) -> bool:
+        """Whether the fault says of itself that it has not happened."""
+        return any(answer["told"].endswith(NOT_REACHED) for answer in self.answers)
 
 
 def _text(path: Path) -> str:
@@ -102,6 +119,36 @@ def warnings_in(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("trimtab")]
 
 
+def judge_ends(drill: Drill, played: Played, hit: Collection[int]) -> list[str]:
+    """Each rank ended as it could have without trimtab, the ranks that were hit by what hit them.
+
+    A rank that has lost another one says so, or waits until the launcher ends it; whatever it had to do without the
+    other it may finish. Where all are hit, one of them may lose another before it has noticed what hit itself.
+    """
+    if not drill.ends:
+        ends = [played.end_of(rank) for rank, ended in enumerate(played.ended) if ended != "finished"]
+        return [f"the job ended with {', '.join(ends)}"] if ends else []
+    failed = {rank for rank in hit if played.ended[rank] == drill.ends}
+    problems: list[str] = []
+    for rank, ended in enumerate(played.ended):
+        lost_another = ended == "signal SIGTERM" or _LOST_ANOTHER.search(played.end_of(rank)) is not None
+        if rank in failed or (lost_another and failed):
+            continue
+        if ended != "finished":
+            problems.append(f"rank {rank} ended with {played.end_of(rank)}; {drill.ends} was to end {sorted(hit)}")
+        elif rank in hit and not _too_late(drill, played, rank):
+            problems.append(f"rank {rank} went on after what was to end it with {drill.ends}")
+    return problems
+
+
+def _too_late(drill: Drill, played: Played, rank: int) -> bool:
+    """Whether a rank that is hit may have come through."""
+    if drill.shot is None:
+        return played.never_came()
+    last_began = played.progress[rank][-1][1]
+    return played.shot is None or last_began < played.shot + _NOTICED_NS
+
+
 def judge_losses(drill: Drill, played: Played, expected: list[list[str]], steps: int) -> list[str]:
     """Bit for bit those of a run without trimtab, as far as the job came."""
     problems: list[str] = []
@@ -110,7 +157,7 @@ def judge_losses(drill: Drill, played: Played, expected: list[list[str]], steps:
         wrong = [step for step, (loss, other) in enumerate(zip(losses, right, strict=False)) if loss != other]
         if wrong:
             problems.append(f"rank {rank} has another loss from step {wrong[0]} on")
-        if not drill.dies and len(losses) != steps:
+        if not drill.ends and len(losses) != steps:
             problems.append(f"rank {rank} made {len(losses)} of {steps} steps")
     return problems
 

@@ -35,8 +35,8 @@ class Drill:
     shot: Shot | None = None
     long: bool = False
     """The job makes many steps, so that a signal finds it at work."""
-    dies: bool = False
-    """The job is to end as it would without trimtab, not to train on."""
+    ends: str = ""
+    """What the rank that is hit ends with, as it would without trimtab; empty: the job trains on."""
     files: Files = "readable"
     warns: tuple[int, int] = (0, 1)
     """How often the rank that is hit may warn, at least and at most; the others warn once at most."""
@@ -48,6 +48,8 @@ class Drill:
     """How often it is drawn where cases are drawn at random."""
     possible: Callable[[], bool] | None = None
     """Whether this machine can do it; None: always."""
+    everyday: bool = False
+    """Part of ``make test``, for its kind of fault; ``make drills`` has them all."""
 
 
 @dataclass(frozen=True)

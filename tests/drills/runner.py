@@ -1,6 +1,6 @@
 """Plays drills: forks the ranks of a job, sends signals, waits with a deadline, and has the outcome judged.
 
-A job is played once without trimtab for its losses; where a drill ends the job, runs without trimtab show how it ends.
+A job is played once without trimtab, for its losses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -21,17 +20,17 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import job
+from harness import free_port
 from inject import SiteCalls, find_sites
-from judge import Played, judge_files, judge_leftovers, judge_losses, judge_words, warnings_in
+from judge import Played, judge_ends, judge_files, judge_leftovers, judge_losses, judge_words, warnings_in
 from plan import Case, Drill, Shot
-from scene import NOT_REACHED, Scene, play
+from scene import Scene, play
 
 DEADLINE_SECONDS = 60.0
 _GRACE_SECONDS = 3.0
 """What the other ranks get when one has failed, before they are ended as a launcher would end them."""
-_REFERENCES = 6
 _FIND_SITES = Drill("find sites", find_sites, sites="found")
-_NOTHING = Drill("nothing", long=True, dies=True)
+_NOTHING = Drill("nothing", long=True)
 
 
 @dataclass
@@ -69,17 +68,16 @@ class Runner:
         self._latest_shot = latest_shot
         self._losses: dict[str, list[list[str]]] = {}
         self._sites: dict[tuple[str, bool], list[SiteCalls]] = {}
-        self._ends: dict[tuple[str, str], set[tuple[str, ...]]] = {}
 
-    def run(self, case: Case) -> Verdict:
-        """The verdict on one case."""
+    def run(self, case: Case, deadline: float | None = None) -> Verdict:
+        """The verdict on one case, within another ``deadline`` if one is given."""
         expected = self.losses(case.job)
-        played = self._play(case, attached=True)
+        played = self._play(case, attached=True, deadline=deadline)
         warned = [warnings_in(output) for output in played.outputs]
         problems = [f"rank {rank} hung" for rank in played.hung]
         problems += [f"rank {rank} left a process behind" for rank in played.orphans]
         if not played.hung:
-            problems += self._judge_ends(case, played)
+            problems += judge_ends(case.drill, played, self._hit(case))
         problems += judge_losses(case.drill, played, expected, self._scene_steps(case.drill))
         problems += judge_words(case.drill, played, warned)
         problems += judge_leftovers(case.drill, played)
@@ -87,6 +85,11 @@ class Runner:
         told = " ".join(dict.fromkeys(answer["told"] for answer in played.answers if answer.get("told")))
         output = "\n".join(f"--- rank {rank}\n{text}" for rank, text in enumerate(played.outputs)) if problems else ""
         return Verdict(case, problems, played.seconds, told, warned, output)
+
+    def run_bare(self, case: Case) -> list[str]:
+        """What would be wrong with the job's end if trimtab were attached, of the job without."""
+        played = self._play(case, attached=False)
+        return [f"rank {rank} hung" for rank in played.hung] or judge_ends(case.drill, played, self._hit(case))
 
     def losses(self, name: str) -> list[list[str]]:
         """The losses of every rank in a run without trimtab, step by step."""
@@ -105,42 +108,32 @@ class Runner:
             self._sites[name, native] = [answer["found"] for answer in played.answers]
         return self._sites[name, native]
 
-    def _judge_ends(self, case: Case, played: Played) -> list[str]:
-        ended = tuple(played.ended)
-        everybody = ("finished",) * job.WORLD
-        if not case.drill.dies:
-            return [] if ended == everybody else [f"the job ended with {', '.join(ended)}{played.said}"]
-        came = not any(answer["told"].endswith(NOT_REACHED) for answer in played.answers)
-        if ended == everybody and (case.drill.shot is not None or not came):
-            return []  # too late
-        known = self._ends.setdefault((case.drill.name, case.job), set())
-        for attempt in range(_REFERENCES):
-            if ended in known:
-                return []
-            reference = self._play(Case(case.drill, case.job, case.seed + attempt), attached=False)
-            known |= {tuple(reference.ended), tuple(reversed(reference.ended))}  # the ranks are equals
-        return (
-            [] if ended in known else [f"ranks ended with {ended}, without trimtab with {sorted(known)}{played.said}"]
-        )
+    def _hit(self, case: Case) -> range:
+        """The ranks that the fault or the signal is meant for."""
+        target = _draw(case.seed, self._steps).target
+        everyone = case.drill.shot is not None and case.drill.shot.everyone
+        return range(job.WORLD) if everyone else range(target, target + 1)
 
     def _scene_steps(self, drill: Drill) -> int:
         if not drill.long:
             return self._steps
         return (
-            self._long_steps if drill.dies else self._long_steps // 4
+            self._long_steps if drill.ends or drill is _NOTHING else self._long_steps // 4
         )  # else the whole of it would have to be waited for
 
-    def _play(self, case: Case, attached: bool) -> Played:
+    def _play(self, case: Case, attached: bool, deadline: float | None = None) -> Played:
+        deadline = self._deadline if deadline is None else deadline
         with tempfile.TemporaryDirectory(prefix="drill-") as directory:
             folder = Path(directory)
             scenes = [self._scene(case, rank, attached, folder) for rank in range(job.WORLD)]
             began = time.monotonic()
-            ranks = _fork(scenes, case.drill, self._deadline)
+            ranks = _fork(scenes, case.drill, deadline)
             try:
-                hung = _wait(ranks, scenes, case.drill.shot, self._latest_shot, self._deadline)
+                hung, shot = _wait(ranks, scenes, case.drill.shot, self._latest_shot, deadline)
             finally:
                 orphans = _end_groups(ranks)
-            return Played.collect(folder, [rank.exitcode for rank in ranks], hung, orphans, time.monotonic() - began)
+            codes = [rank.exitcode for rank in ranks]
+            return Played.collect(folder, codes, hung, orphans, shot, time.monotonic() - began)
 
     def _scene(self, case: Case, rank: int, attached: bool, folder: Path) -> Scene:
         drill, drawn = case.drill, _draw(case.seed, self._steps)
@@ -152,6 +145,7 @@ class Runner:
             random=drawn.chance,
             folder=folder,
             target=drawn.target,
+            leaves=drill.leaves,
             step=drawn.step,
             record={
                 "dir": str(folder / "record"),
@@ -194,7 +188,7 @@ def _fork(scenes: list[Scene], drill: Drill, deadline: float) -> list[BaseProces
         "WORLD_SIZE": str(len(scenes)),
         "LOCAL_WORLD_SIZE": str(len(scenes)),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
     }
     ranks: list[BaseProcess] = []
@@ -210,16 +204,11 @@ def _fork(scenes: list[Scene], drill: Drill, deadline: float) -> list[BaseProces
     return ranks
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _wait(
     ranks: list[BaseProcess], scenes: list[Scene], shot: Shot | None, latest: float, deadline: float
-) -> list[int]:
-    """Return when every rank is gone, those that had to be ended at the deadline named."""
+) -> tuple[list[int], int | None]:
+    """Return when every rank is gone: those that had to be ended at the deadline; when the first signal was sent."""
+    sent: int | None = None
     chance = random.Random(scenes[0].random.random())
     deadline += time.monotonic()
     due = [] if shot is None else [(shot.number, chance.uniform(0, latest))]
@@ -229,12 +218,13 @@ def _wait(
     while alive := [rank for rank in ranks if rank.is_alive()]:
         now = time.monotonic()
         if now > deadline:
-            return [number for number, rank in enumerate(ranks) if rank.is_alive()]
+            return [number for number, rank in enumerate(ranks) if rank.is_alive()], sent
         if due and armed.exists() and armed.stat().st_size > 0:
             number, delay = due.pop(0)
             time.sleep(delay)
             for process in ranks if shot is not None and shot.everyone else ranks[scenes[0].target :][:1]:
                 _kill(process, number)
+            sent = sent or time.perf_counter_ns()
             continue
         if not failed_at and any(rank.exitcode for rank in ranks):
             failed_at = now
@@ -243,7 +233,7 @@ def _wait(
                 _kill(process, signal.SIGTERM)
             failed_at = deadline
         wait([rank.sentinel for rank in alive], timeout=0.002 if due else 0.5)
-    return []
+    return [], sent
 
 
 def _kill(process: BaseProcess, number: signal.Signals) -> None:
@@ -267,7 +257,7 @@ def _end_groups(ranks: list[BaseProcess]) -> list[int]:
     return left
 
 
-def _group_lives(pid: int, patience: float = 1.0) -> bool:
+def _group_lives(pid: int, patience: float = 3.0) -> bool:
     """Whether a process of the group still runs after a moment: what a rank started needs one to notice its end."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:

@@ -33,7 +33,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 import trimtab
 
 _PR_SET_PDEATHSIG = 1
-_PATIENCE = 100
+_PATIENCE = 500
 NOT_REACHED = "(not reached)"
 """What a fault says of itself while it has not happened."""
 AtStep = Callable[[int], None]
@@ -50,6 +50,8 @@ class Scene:
     random: random.Random
     folder: Path
     """The drill's own; ``folder / "record"`` is where trimtab writes unless the fault says otherwise."""
+    leaves: frozenset[str] = frozenset()
+    """What may stay in the process."""
     target: int = 0
     """The rank that the fault hits."""
     step: int = 0
@@ -68,6 +70,10 @@ class Scene:
     answer: dict[str, Any] = field(default_factory=dict)
     """What the runner gets to know in the end."""
     session: Any = None
+    over: bool = False
+    """The job has ended."""
+    error: BaseException | None = None
+    """By this, if it is not finished."""
 
     @property
     def hit(self) -> bool:
@@ -104,8 +110,18 @@ Fault = Callable[[Scene], None]
 def play(scene: Scene, fault: Fault | None, environment: dict[str, str], deadline: float) -> None:
     """The body of a forked rank. Never returns: the process ends as the job did."""
     _become_a_process_of_its_own(scene, environment)
-    ended, code = scene.answer, 1
     before = _state()
+    while True:
+        try:
+            if not scene.over:
+                _live(scene, fault, deadline)
+            _leave(scene, before)
+        except (KeyboardInterrupt, SystemExit):  # a second signal came when the first had ended the job
+            continue
+
+
+def _live(scene: Scene, fault: Fault | None, deadline: float) -> None:
+    """The job, from the fault's preparations to its end."""
     try:
         if fault is not None:
             fault(scene)
@@ -113,31 +129,33 @@ def play(scene: Scene, fault: Fault | None, environment: dict[str, str], deadlin
         output = (scene.folder / f"{scene.rank}.out").open("a")
         faulthandler.enable(file=output)
         faulthandler.dump_traceback_later(deadline, file=output)
-        ended["ended"], code = _ended(scene)
-        atexit._run_exitfuncs()  # as the interpreter does, whatever ended the script
-        if code == 0:
-            ended["left"] = _left(before)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-        _write(scene.folder / f"{scene.rank}.ended", ended | {"hit": scene.hit})
-        if code == 0 and dist.is_initialized():
-            with contextlib.suppress(Exception):
-                dist.destroy_process_group()
-        os._exit(code)
-
-
-def _ended(scene: Scene) -> tuple[str, int]:
-    """How the job ended, and its exit code."""
-    try:
         _run(scene)
-    except SystemExit as error:
-        return "SystemExit", error.code if isinstance(error.code, int) else 1
     except BaseException as error:
+        scene.error = error  # no signal can come between the error and this
+    scene.over = True
+
+
+def _leave(scene: Scene, before: dict[str, Any]) -> None:
+    """The interpreter's end, and the drill's own: it is written down how the job ended. May be interrupted, and tried
+    again."""
+    error, code = scene.error, 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+    elif error is not None:
+        code = 1
         scene.answer["said"] = str(error)[:1000]
         with (scene.folder / f"{scene.rank}.out").open("a") as output:  # stderr may be closed
-            traceback.print_exc(file=output)
-        return type(error).__name__, 1
-    return "finished", 0
+            traceback.print_exception(error, file=output)
+    atexit._run_exitfuncs()  # as the interpreter does, whatever ended the script
+    scene.answer["ended"] = "finished" if error is None else type(error).__name__
+    if error is None:
+        scene.answer["left"] = _left(before, scene.leaves)
+    faulthandler.cancel_dump_traceback_later()
+    _write(scene.folder / f"{scene.rank}.ended", scene.answer | {"hit": scene.hit})
+    if error is None and dist.is_initialized():
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+    os._exit(code)
 
 
 def _become_a_process_of_its_own(scene: Scene, environment: dict[str, str]) -> None:
@@ -152,8 +170,11 @@ def _become_a_process_of_its_own(scene: Scene, environment: dict[str, str]) -> N
     os.dup2(output.fileno(), 2)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    # Those of a test runner and its libraries: a job has none unless it asks.
     for logger in (logging.getLogger(), logging.getLogger("trimtab")):
-        logger.handlers.clear()  # those of a test runner: a job has none unless it asks
+        logger.handlers.clear()
+    gc.callbacks.clear()
+    sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
     warnings.simplefilter("ignore")
     random.seed(0)
     torch.manual_seed(0)
@@ -215,13 +236,13 @@ def _state() -> dict[str, Any]:
     }
 
 
-def _left(before: dict[str, Any]) -> list[str]:
-    """What is not as it was. Threads that have been told to end get a moment."""
+def _left(before: dict[str, Any], leaves: frozenset[str]) -> list[str]:
+    """What is not as it was. Threads that have been told to end get some seconds, which a busy machine may need."""
     left: list[str] = []
     for _ in range(_PATIENCE):
         after = _state()
         left = [what for what, state in before.items() if after[what] != state]
-        if not left:
+        if leaves.issuperset(left):
             break
         time.sleep(0.01)
     return left

@@ -1,4 +1,5 @@
-"""Every drill once, of a job drawn by a fixed seed; and the runner must notice what a broken hook could do."""
+"""Drills once each, of a job drawn by a fixed seed; and the runner must notice what a broken hook could do, and nothing
+else. ``make test`` has those marked as everyday."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -32,7 +33,15 @@ def runner() -> Runner:
     return Runner(long_steps=40, latest_shot=0.4)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.drill.name} ({case.job})")
+def _each(cases: Iterable[Case], everyday: Callable[[Case], bool]) -> pytest.MarkDecorator:
+    params = [
+        pytest.param(case, id=f"{case.drill.name} ({case.job})", marks=() if everyday(case) else pytest.mark.slow)
+        for case in cases
+    ]
+    return pytest.mark.parametrize("case", params)
+
+
+@_each(CASES, lambda case: case.drill.everyday)
 def test_the_job_takes_no_notice(runner: Runner, case: Case) -> None:
     if case.drill.possible is not None and not case.drill.possible():
         pytest.skip("this machine cannot do it")
@@ -52,6 +61,12 @@ def test_the_places_to_break_lie_in_every_part_of_trimtab(runner: Runner, job: s
 def test_every_job_has_drills_and_no_two_have_a_name() -> None:
     assert set(JOBS) == set(ALL_JOBS) == {job for drill in DRILLS for job in drill.jobs}
     assert len({drill.name for drill in DRILLS}) == len(DRILLS)
+
+
+@_each((case for case in CASES if case.drill.ends), lambda case: case.drill.name == "SIGINT twice")
+def test_without_trimtab_the_job_ends_as_it_is_to_end_with_it(runner: Runner, case: Case) -> None:
+    problems = runner.run_bare(case)
+    assert not problems, problems
 
 
 # ------------------------------------------------- hooks that do what none may
@@ -99,6 +114,12 @@ def _another_error(scene: Scene) -> None:
     scene.when_due(act)
 
 
+def _no_error(scene: Scene) -> None:
+    """trimtab keeps the job's error to itself."""
+    if not scene.attached:
+        _another_error(scene)
+
+
 def _an_error_of_its_own(scene: Scene) -> None:
     def act() -> None:
         raise RuntimeError("trimtab's own")
@@ -119,7 +140,8 @@ BROKEN: dict[str, tuple[Drill, str]] = {
     "leaves a process": (Drill("", _in_a_hook(_leave_a_process), sites="broken"), "a process behind"),
     "prints": (Drill("", _in_a_hook(_print_a_traceback), sites="broken"), "printed"),
     "ends the job": (Drill("", _an_error_of_its_own), "the job ended with"),
-    "changes the job's error": (Drill("", _another_error, dies=True), "ranks ended with"),
+    "changes the job's error": (Drill("", _another_error, ends="KeyError"), "ended with FloatingPointError"),
+    "keeps the job's error": (Drill("", _no_error, ends="KeyError"), "went on after"),
     "loses steps": (Drill("", _stop_recording, files="whole"), "lacks the steps"),
     "says nothing": (Drill("", _stop_recording, warns=(1, 1)), "kept silent"),
 }
@@ -128,6 +150,5 @@ BROKEN: dict[str, tuple[Drill, str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_hook_is_noticed(runner: Runner, name: str) -> None:
     drill, noticed = BROKEN[name]
-    quick = Runner(long_steps=6, deadline=8) if name == "waits for ever" else runner
-    problems = quick.run(Case(drill, "ddp", 3)).problems
+    problems = runner.run(Case(drill, "ddp", 3), deadline=8 if name == "waits for ever" else None).problems
     assert any(noticed in problem for problem in problems), problems

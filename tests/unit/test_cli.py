@@ -7,7 +7,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from forked import python
 
+import trimtab.scan
 from trimtab import cli, demo, launch
 from trimtab.events import FILE_SUFFIX
 from trimtab.record.windows.window_files import read_request
@@ -240,13 +242,7 @@ def test_what_a_script_ends_with_is_its_own(tmp_path, body, code):
     script = tmp_path / "train.py"
     script.write_text(f"import sys\nassert sys.argv == [{str(script)!r}, '--x']\n{body}\n")
     settings = ("--set", "record.enabled=false", "--set", "engine.name=torch")
-    done = subprocess.run(
-        [sys.executable, "-m", "trimtab", "run", *settings, str(script), "--x"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = python(["-m", "trimtab", "run", *settings, script, "--x"], tmp_path)
     assert done.returncode == code, done.stderr
     assert ("Traceback" in done.stderr) == ("theirs" in body)
 
@@ -268,6 +264,7 @@ def test_a_missing_extra_is_named(command, monkeypatch, slow_run):
     monkeypatch.delitem(sys.modules, "trimtab.traces.table")
     monkeypatch.delitem(sys.modules, "trimtab.traces.read", raising=False)
     monkeypatch.delitem(sys.modules, "trimtab.traces.own", raising=False)
+    monkeypatch.setattr(trimtab, "scan", trimtab.scan)  # whose attributes are its modules: put back as well
     for name in [name for name in sys.modules if name.startswith("trimtab.scan") and "report" not in name]:
         monkeypatch.delitem(sys.modules, name)
     code, _, err = command("scan", slow_run)

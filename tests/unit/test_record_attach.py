@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import python
 from spool_files import files_of, header
 
 import trimtab
@@ -230,7 +231,10 @@ with trimtab.span("work"):
     pass
 {last}
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    if how == "exit code":
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    else:
+        done = python(["-c", script], tmp_path)
     assert done.returncode == code, done.stderr
     assert "trimtab" not in done.stderr.replace("import sys, trimtab", "")
     (file,) = files_of(tmp_path)
@@ -248,7 +252,7 @@ while file.stat().st_size < 50_000:
         pass
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = python(["-c", script], tmp_path)
     assert done.returncode == -9, done.stderr
     (file,) = files_of(tmp_path)
     assert "closed" not in file.merged

@@ -5,22 +5,27 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from forked import python
 from spool_files import files_of
 
 pytest.importorskip("torch")
+pytest.importorskip("trimtab.launch")  # before any fork
 
 
-def run(tmp_path: Path, script: str, *arguments: str, options: tuple[str, ...] = ()) -> Any:
+def run(tmp_path: Path, script: str, *arguments: str, anew: bool = False) -> subprocess.CompletedProcess[str]:
+    """In a fork, or ``anew`` in a Python that has imported nothing."""
     (tmp_path / "job").mkdir(exist_ok=True)
     file = tmp_path / "job" / "train.py"
     file.write_text(script)
-    command = [sys.executable, "-m", "trimtab", "run", "--set", f"record.dir={tmp_path}/out", *options]
-    return subprocess.run(
-        [*command, str(file), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
-    )
+    command = ["-m", "trimtab", "run", "--set", f"record.dir={tmp_path}/out", str(file), *arguments]
+    return _anew(command, tmp_path) if anew else python(command, tmp_path)
+
+
+def _anew(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=90, check=False)
 
 
 def test_the_script_finds_what_it_expects_and_is_recorded(tmp_path: Path) -> None:
@@ -36,7 +41,7 @@ assert sys.modules["__main__"].helper.VALUE == 42
 with trimtab.span("mine"):
     print("ran")
 """
-    done = run(tmp_path, script, "--lr", "0.1", "--help")
+    done = run(tmp_path, script, "--lr", "0.1", "--help", anew=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
     (file,) = files_of(tmp_path / "out")
     assert [row["name"] for row in file.rows if row["kind"] == "user"] == ["mine"]
@@ -72,18 +77,8 @@ def test_a_module_runs_like_python_dash_m(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "train.py").write_text("import sys; print(__name__, __package__, sys.argv[1:])")
-    command = [
-        sys.executable,
-        "-m",
-        "trimtab",
-        "run",
-        "--set",
-        f"record.dir={tmp_path}/out",
-        "-m",
-        "package.train",
-        "a",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    command = ["-m", "trimtab", "run", "--set", f"record.dir={tmp_path}/out", "-m", "package.train", "a"]
+    done = _anew(command, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "__main__ package ['a']\n", "")
     assert len(files_of(tmp_path / "out")) == 1
 
@@ -98,8 +93,7 @@ def test_a_script_that_attaches_itself_gets_the_launchers_session(tmp_path: Path
 
 
 def test_no_such_script_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "trimtab", "run", "none.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    done = python(["-m", "trimtab", "run", "none.py"], tmp_path)
     assert done.returncode == 2
     assert "none.py: no such file" in done.stderr
     assert len(done.stderr.splitlines()) == 1

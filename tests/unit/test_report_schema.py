@@ -74,6 +74,7 @@ def test_a_wrong_report_is_refused():
         (("properties", "job"), model.Job),
         (("properties", "clock"), model.Clock),
         (("properties", "matching"), model.Matching),
+        (("properties", "matching", "properties", "by"), model.MatchedBy),
         (("properties", "step_time_s"), model.StepTime),
         (("properties", "windows"), model.Windows),
         (("properties", "what_if", "items"), model.WhatIf),

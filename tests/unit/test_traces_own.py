@@ -151,7 +151,7 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     assert sorted(trace.events["rank"].unique()) == [0, 3]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kept=st.floats(0.0, 0.999))
 def test_a_truncated_file_loses_its_last_batch_at_most(tmp_path_factory: pytest.TempPathFactory, kept: float) -> None:
     trace = generate(JOB)
@@ -179,7 +179,7 @@ def test_a_truncated_tail_says_where_and_how_much(tmp_path: Path) -> None:
     assert second == "rank 2: the recording has no orderly end (still running, or killed)"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_anywhere_in_a_file_costs_no_more_than_that_file(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -158,11 +158,11 @@ def test_windows_are_found_one_folder_a_node(tmp_path: Path) -> None:
     [
         ({"trimtab": None}, "not written by trimtab's recorder"),
         ({"trimtab": {"run_id": "job"}}, "not written by trimtab's recorder"),
-        ({"traceEvents": 3}, "not a file of torch.profiler"),
-        ({"traceEvents": [{"ph": "X", "ts": "soon"}]}, "not a file of torch.profiler"),
+        ({"traceEvents": 3}, "not a trace"),
+        ({"traceEvents": [{"ph": "X", "ts": "soon"}]}, "1 events are damaged"),
         ({"traceEvents": [{"ph": "X", "ts": 1e300}]}, "a century or more away"),
         ({"traceEvents": [{"ph": "X", "ts": 0, "dur": 1e300}]}, "a century or more away"),
-        ({"baseTimeNanoseconds": 1 << 64}, "not a file of torch.profiler|a century"),
+        ({"baseTimeNanoseconds": 1 << 64}, "a century"),
         ({"baseTimeNanoseconds": (1 << 63) - 1}, "a century or more away"),
     ],
 )

@@ -141,11 +141,11 @@ class MegatronEngine:
         try:
             if self._working:
                 self._layers.finish()
+            self._chunk_of.clear()
         except Exception as error:
             self._guard.failed("the hook after a step", error)
         finally:
             self._position.inside = False
-            self._chunk_of.clear()
             for undo in restore:
                 undo()
 
@@ -217,7 +217,7 @@ class MegatronEngine:
         return None if iterator is None else _WatchedData(iterator, self._read)
 
     def _read(self, iterator: Iterator[Any]) -> Any:
-        started = self._now()
+        started = self._on_host(Kind.DATA)
         if self._injection is not None and self._working:
             try:
                 self._injection.delay_data()
@@ -229,13 +229,22 @@ class MegatronEngine:
 
     def _host_span(self, kind: Kind, name: str, started: int, microbatch: int = -1) -> None:
         recorder = self._recorder
-        if recorder is None or not recorder.active or not self._working:
+        if recorder is None:
+            return
+        recorder.phase = ""
+        if not recorder.active or not self._working:
             return
         try:
             ended = time.perf_counter_ns()
             recorder.span(kind, name, started, ended, stream=STREAM_HOST, microbatch=microbatch)
         except Exception as error:
             self._guard.failed("the end of a host span", error)
+
+    def _on_host(self, kind: Kind) -> int:
+        """The training thread is about to do something on the host; returns when."""
+        if self._recorder is not None:
+            self._recorder.phase = kind
+        return self._now()
 
     def _now(self) -> int:
         try:
@@ -247,7 +256,7 @@ class MegatronEngine:
     def _timed(
         self, kind: Kind, name: str, original: Callable[..., Any], args: tuple[Any, ...], keywords: _Keywords
     ) -> Any:
-        started = self._now()
+        started = self._on_host(kind)
         try:
             return original(*args, **keywords)
         finally:

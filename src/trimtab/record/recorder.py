@@ -52,6 +52,12 @@ class Recorder:
         ``threaded=False`` leaves the writer to the caller (:attr:`writer`), for tests.
         """
         self.step = -1
+        self.step_began_ns = UNKNOWN
+        """When that began, by the recorder's clock."""
+        self.phase = ""
+        """What the training thread is in, as the kind of an event; empty: nothing that is recorded."""
+        self.coordinates: Mapping[str, int] | None = None
+        """Where this rank stands, once that has been described."""
         self.active = False
         self.granularity = config.granularity
         self.next_id: Callable[[], int] = itertools.count().__next__
@@ -94,6 +100,7 @@ class Recorder:
         now = self._now() if sampled or self._step_began is not None else None
         self._end_step(now)
         self.step = step
+        self.step_began_ns = self._clock() if now is None else now[0]
         self.active = sampled and self.open  # marking may have failed
         self._step_began = now if self.active else None
 
@@ -211,6 +218,7 @@ class Recorder:
     def describe(self, **metadata: Any) -> None:
         """Metadata for the file, out with the next batch: ``groups`` (these add up), ``topology``, ``coordinates``,
         ``faults``, ``oversubscribed``."""
+        self.coordinates = metadata.get("coordinates", self.coordinates)
         writer = self.writer
         if writer is not None:
             writer.describe(metadata)

@@ -74,6 +74,7 @@ class SpanObserver:
         parent = calls[-1] if calls else -1
         event_id = self._next_id()
         calls.append(event_id)
+        self._recorder.phase = call.kind
         ready = self._clock()
         # The CPU's clock costs a system call, most of what a span costs. Right after the end of another call it is
         # known: the thread has been busy since.
@@ -99,6 +100,8 @@ class SpanObserver:
         while calls and calls.pop() != event_id:
             pass  # what lies above never ended
         recorder = self._recorder
+        if not calls:
+            recorder.phase = ""
         kind, name, layer = call.kind, call.name, call.layer
         try:
             site = self._sites.get((kind, name, layer))

@@ -1,32 +1,26 @@
 """Bring the ranks' clocks together, using the ends of collectives as common moments.
 
-Model: the end of collective i as clock c reads it is y_ic = tau_i + a_c + d_c t + noise, with one offset a and
-drift d a clock (a host or a GPU, not a rank). The unknown true moments tau_i are eliminated exactly (Schur
-complement), the rest is solved by iteratively re-weighted least squares with Cauchy weights on the scale
-1.4826 MAD, so that collectives that do not end everywhere at once do little harm. Clocks that no collective
-connects are tied by messages in both directions (smallest delay each way, as NTP does) or left alone and named.
+Clocks that collectives connect are fitted to them (:mod:`trimtab.scan.clock_fit`). Those that no collective connects
+are tied by messages in both directions (smallest delay each way, as NTP does) or left alone and named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 
-from trimtab.scan.arrays import Bools, Floats, Ints, factorize, medians, sums
-from trimtab.scan.match import ROOTED, Matches
+from trimtab.scan.arrays import Bools, Floats, Ints, factorize, medians
+from trimtab.scan.clock_fit import LEAST_FOR_DRIFT, Anchors, fit
+from trimtab.scan.match import Clocks, Matches, is_rooted
 from trimtab.scan.model import Clock, ErrorUs
 from trimtab.scan.table import Table
 
-MOST_ANCHORS = 20_000
-ITERATIONS = 12
-CAUCHY = 2.385  # 95 % efficiency on Gaussian noise
-LEAST_FOR_DRIFT = 8
-"""Below this many anchors a clock gets an offset, but no drift."""
+MOST_READINGS = 20_000
+"""Of collectives' ends by clocks; more are thinned out ..."""
+MOST_READINGS_A_CLOCK = 64
+"""... unless there are no more than this for each clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +32,21 @@ class Alignment:
     error_ns: Floats
     """Standard error of the aligned time, by rank."""
     anchors: int
-    unconnected: tuple[int, ...]
+    component: Ints
+    """By rank: ranks of one number are on clocks that were brought together."""
+    unconnected: tuple[int, ...] = ()
+    """Global ranks outside the largest component."""
+    scatter_ns: float = 0.0
+    """Median distance of a collective's end, as one clock saw it, from its fitted moment."""
 
     @property
     def largest_error_ns(self) -> float:
         """The worst rank's error."""
         return float(self.error_ns.max(initial=0.0))
+
+    def comparable(self) -> Clocks:
+        """Whose times can be compared, now that the table is aligned."""
+        return Clocks(self.component, self.largest_error_ns)
 
     def summary(self) -> Clock:
         """For the report."""
@@ -54,154 +57,82 @@ class Alignment:
             ErrorUs(round(p50, 3), round(float(error.max(initial=0.0)), 3)),
             self.anchors,
             self.unconnected,
+            scatter_us=round(self.scatter_ns / 1e3, 3) if self.anchors else None,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Anchors:
-    """One row for each (collective, clock): when the clock saw it end."""
+def align(table: Table, matches: Matches, clocks: Sequence[str], aligned: bool = False) -> Alignment:
+    """Solve for the clocks; ``clocks`` names the clock domain of each rank (dense index).
 
-    moment: Ints
-    clock: Ints
-    time: Floats
-    count: int
-
-
-def align(table: Table, matches: Matches, clocks: Sequence[str]) -> Alignment:
-    """Solve for the clocks; ``clocks`` names the clock domain of each rank (dense index)."""
+    Where they are ``aligned`` already nothing is moved, and the error is what they leave between the ends of
+    collectives.
+    """
+    if aligned:
+        return _as_they_are(table, matches)
     names = sorted(set(clocks))
     of_rank = np.array([names.index(name) for name in clocks], dtype=np.int64)
-    count = len(names)
-    if count <= 1:
+    if len(names) <= 1:
         zero = np.zeros(table.ranks)
-        return Alignment(zero, zero, zero, 0, ())
-    anchors = _collect(table, matches, of_rank)
-    offset, drift, error = np.zeros(count), np.zeros(count), np.zeros(count)
-    component = _components(anchors, count)
-    for part in np.unique(component):
-        inside = component == part
-        if inside.sum() > 1:
-            chosen = inside[anchors.clock]
-            _solve_component(anchors, chosen, np.flatnonzero(inside), offset, drift, error)
-    component = _tie_by_messages(table, matches, of_rank, component, offset, drift, error)
-    main = np.bincount(component[of_rank]).argmax()
-    lost = component[of_rank] != main
+        return Alignment(zero, zero, zero, 0, of_rank)
+    anchors = _collect(table, matches, of_rank, len(names))
+    found = fit(anchors, len(names))
+    offset, drift, error = found.offset, found.drift, found.error
+    component = _tie_by_messages(table, matches, of_rank, found.component, offset, drift, error)[of_rank]
+    main = np.bincount(component).argmax()
     return Alignment(
         offset[of_rank],
         drift[of_rank],
         error[of_rank],
-        len(np.unique(anchors.moment)),
-        tuple(int(rank) for rank in table.ids[lost]),
+        anchors.count,
+        component,
+        tuple(int(rank) for rank in table.ids[component != main]),
+        found.scatter,
     )
 
 
-def _collect(table: Table, matches: Matches, of_rank: Ints) -> _Anchors:
-    rooted = [code for code, name in enumerate(table.ops) if any(word == name.strip("_") for word in ROOTED)]
-    rows = matches.rows
-    usable = (matches.complete & ~matches.p2p)[matches.comm] & ~np.isin(table.op[rows], rooted)
-    rows, comm = rows[usable], matches.comm[usable]
+def _as_they_are(table: Table, matches: Matches) -> Alignment:
+    """No correction; the error of a rank is the median distance of its ends from those of the others."""
+    anchors = _collect(table, matches, np.arange(table.ranks), table.ranks)
+    zero, together = np.zeros(table.ranks), np.zeros(table.ranks, dtype=np.int64)
+    if not anchors.count:
+        return Alignment(zero, zero, zero, 0, together)
+    middle = medians(anchors.moment, anchors.time, anchors.count)
+    off = np.abs(anchors.time - middle[anchors.moment])
+    error = np.nan_to_num(medians(anchors.clock, off, table.ranks))
+    return Alignment(zero, zero, error, anchors.count, together, scatter_ns=float(np.median(off)))
+
+
+def _collect(table: Table, matches: Matches, of_rank: Ints, clocks: int) -> Anchors:
+    """Ends of complete collectives that several clocks saw; ranks of one clock give their median."""
+    usable = (matches.complete & ~matches.p2p)[matches.comm] & ~is_rooted(table)[matches.rows]
+    rows, comm = matches.rows[usable], matches.comm[usable]
     pair, first = factorize(comm, of_rank[table.rank[rows]])
     time = medians(pair, table.end[rows].astype(np.float64), len(first))
     moment, clock = comm[first], of_rank[table.rank[rows[first]]]
     seen = np.bincount(moment, minlength=matches.count)
     several = seen[moment] > 1
-    moment, clock, time = moment[several], clock[several], time[several]
-    ids, _ = factorize(moment)
-    total = int(ids.max(initial=-1)) + 1
-    if len(ids) > MOST_ANCHORS:
-        keep = _spread(ids, time, total, MOST_ANCHORS / len(ids))
-        ids, clock, time = factorize(ids[keep])[0], clock[keep], time[keep]
-        total = int(ids.max(initial=-1)) + 1
-    return _Anchors(ids, clock, time, total)
+    moment, clock, time, family = moment[several], clock[several], time[several], table.group[rows[first]][several]
+    kept = _spread(moment, time, family, max(MOST_READINGS, MOST_READINGS_A_CLOCK * clocks))
+    moment, _ = factorize(moment[kept])
+    family, _ = factorize(family[kept])
+    return Anchors(moment, clock[kept], time[kept], family, int(moment.max(initial=-1)) + 1)
 
 
-def _spread(ids: Ints, time: Floats, total: int, share: float) -> Bools:
-    """Keep ``share`` of the anchors, evenly over time and with every set of clocks in it."""
-    when = np.zeros(total)
-    when[ids] = time
-    order = np.argsort(when, kind="stable")
-    chosen = np.zeros(total, dtype=bool)
-    chosen[order[np.unique((np.arange(int(total * share)) / share).astype(np.int64))]] = True
+def _spread(moment: Ints, time: Floats, family: Ints, most: int) -> Bools:
+    """Which readings to keep, about ``most``: whole moments, of each family some, evenly over time."""
+    if len(moment) <= most:
+        return np.ones(len(moment), dtype=bool)
+    ids, first = factorize(moment)
+    when, of = time[first], family[first]
+    order = np.lexsort((when, of))
+    begin = np.flatnonzero(np.r_[True, np.diff(of[order]) != 0])
+    total = np.diff(np.r_[begin, len(order)])
+    wanted = np.minimum(total, np.maximum(LEAST_FOR_DRIFT, np.ceil(total * most / len(moment)).astype(np.int64)))
+    place = np.arange(len(order)) - np.repeat(begin, total)
+    total, wanted = np.repeat(total, total), np.repeat(wanted, total)
+    chosen = np.zeros(len(first), dtype=bool)
+    chosen[order] = (place + 1) * wanted // total > place * wanted // total
     return chosen[ids]
-
-
-def _components(anchors: _Anchors, clocks: int) -> Ints:
-    size = clocks + anchors.count
-    links = sparse.coo_matrix(
-        (np.ones(len(anchors.clock)), (anchors.clock, clocks + anchors.moment)), shape=(size, size)
-    )
-    found: Any = connected_components(links, directed=False)
-    return np.asarray(found[1], dtype=np.int64)[:clocks]
-
-
-def _solve_component(
-    anchors: _Anchors, chosen: Bools, members: Ints, offset: Floats, drift: Floats, error: Floats
-) -> None:
-    """IRLS over one connected set of clocks; writes the solution into the three arrays at ``members``."""
-    clock = np.searchsorted(members, anchors.clock[chosen])
-    moment = factorize(anchors.moment[chosen])[0]
-    time, moments = anchors.time[chosen], int(moment.max()) + 1
-    middle, half = (time.max() + time.min()) / 2, max(1.0, (time.max() - time.min()) / 2)
-    # One t for all clocks of a moment: on each clock's own reading a common drift would not cancel exactly.
-    t = ((sums(moment, time, moments) / sums(moment, np.ones(len(time)), moments))[moment] - middle) / half
-    steep = np.bincount(clock, minlength=len(members)) >= LEAST_FOR_DRIFT
-    design = _design(clock, t, steep, len(members))
-    belongs = sparse.csr_matrix((np.ones(len(moment)), (np.arange(len(moment)), moment)))
-    weight, scale = np.ones(len(moment)), 1.0
-    y = time - time[0]
-    solution, inverse = np.zeros(design.shape[1]), np.zeros((0, 0))
-    for _ in range(ITERATIONS):
-        solution, inverse = _least_squares(design, belongs, weight, y)
-        residual: Floats = y - design @ solution
-        residual -= (sums(moment, weight * residual, moments) / sums(moment, weight, moments))[moment]
-        scale = max(1.0, 1.4826 * float(np.median(np.abs(residual))))
-        updated = 1 / (1 + (residual / (CAUCHY * scale)) ** 2)
-        if np.allclose(updated, weight, atol=1e-4):
-            break
-        weight = updated
-    k = len(members)
-    a, d = solution[:k] - solution[:k].mean(), np.zeros(k)  # the gauge: the mean clock is right
-    if steep.any():
-        d[steep] = solution[k:] - solution[k:].mean()
-    offset[members] = a - d * (middle + a) / half
-    drift[members] = d / half
-    error[members] = scale * np.sqrt(_variance(inverse, slice(0, k)))
-    if steep.any():
-        error[members[steep]] += scale * np.sqrt(_variance(inverse, slice(k, None)))
-
-
-def _design(clock: Ints, t: Floats, steep: Bools, clocks: int) -> Any:
-    """Columns: one offset a clock, then one drift for each clock with enough anchors."""
-    rows = np.arange(len(clock))
-    slope = np.cumsum(steep) - 1 + clocks
-    has = steep[clock]
-    return sparse.csr_matrix(
-        (
-            np.r_[np.ones(len(clock)), t[has]],
-            (np.r_[rows, rows[has]], np.r_[clock, slope[clock[has]]]),
-        ),
-        shape=(len(clock), clocks + int(steep.sum())),
-    )
-
-
-def _least_squares(design: Any, belongs: Any, weight: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Weighted solution with the moments eliminated, and the (pseudo-)inverse of the normal matrix."""
-    weighted = sparse.diags_array(weight)
-    cross = belongs.T @ weighted @ design
-    per_moment = np.maximum(np.asarray(belongs.T @ weight), 1e-300)
-    eliminate = sparse.diags_array(1 / per_moment)
-    normal = (design.T @ weighted @ design - cross.T @ eliminate @ cross).toarray()
-    right = design.T @ (weight * y) - cross.T @ ((belongs.T @ (weight * y)) / per_moment)
-    ridge = 1e-9 * max(1e-300, float(np.trace(normal)) / len(normal))  # only the gauge feels it
-    inverse = np.linalg.inv(normal + ridge * np.eye(len(normal)))
-    return inverse @ right, inverse
-
-
-def _variance(inverse: Floats, block: slice) -> Floats:
-    """Variances within ``block`` once its mean, which is free, is held at zero."""
-    part = inverse[block, block]
-    row = part.mean(axis=1)
-    return np.maximum(0, np.diag(part) - 2 * row + row.mean())
 
 
 def _tie_by_messages(

@@ -14,13 +14,15 @@ from trimtab.scan.candidates import Context
 from trimtab.scan.causes import find
 from trimtab.scan.counters import collect
 from trimtab.scan.drawing import draw
+from trimtab.scan.fold.folded import Folded
 from trimtab.scan.history import history
-from trimtab.scan.jumps import align_with_jumps
-from trimtab.scan.model import Finding, FindingKind, Job, Report, StepTime, Verdict
+from trimtab.scan.kernels.compare import compare
+from trimtab.scan.model import Finding, FindingKind, Job, Matching, Report, StepTime, Verdict
 from trimtab.scan.plots import ReportPlots
 from trimtab.scan.price import price
 from trimtab.scan.replay import Replayer
 from trimtab.scan.sensitivity import smallest_detectable
+from trimtab.scan.together import bring_together
 from trimtab.scan.whatif import Question, answer
 from trimtab.scan.windows import windows
 from trimtab.traces.own_header import rank_list
@@ -43,19 +45,23 @@ class Analysis:
     plots: ReportPlots
 
 
-def analyze(trace: Trace, config: ScanConfig | None = None, questions: Sequence[Question] = ()) -> Analysis:
-    """Scan ``trace``, and answer what-if ``questions`` about it.
+def analyze(
+    trace: Trace, config: ScanConfig | None = None, questions: Sequence[Question] = (), folded: Folded | None = None
+) -> Analysis:
+    """Scan ``trace``, and answer what-if ``questions`` about it. ``folded`` is what :func:`.fold.load.load` made of
+    ranks that are not there event by event.
 
     Raises ValueError, in one line, when it holds nothing that could be judged, or not what a question is about.
     """
     if trace.summaries and trace.events.is_empty():
         raise ValueError(f"only summaries are left: no cause can be found. {'; '.join(_history(trace))}")
-    run = _rebuild(trace, config or ScanConfig())
+    run = rebuild(trace, config or ScanConfig(), folded)
     context, replayer, clocks = run.context, run.replayer, run.clocks
     steps = context.table.steps
     enough = steps.count >= LEAST_STEPS
     actual = replayer.run()
-    ideal = replayer.run(*measure.ideal_scales(context.table, context.measures, context.transfers))
+    scales = measure.ideal_scales(context.table, context.measures, context.transfers, context.segments)
+    ideal = replayer.run(*scales, alike=True)
     hosts = tuple(info.host for info in run.ranks)
     asked = answer(questions, context, replayer, actual, hosts)
     priced = price(
@@ -73,7 +79,7 @@ def analyze(trace: Trace, config: ScanConfig | None = None, questions: Sequence[
         verdict=_verdict(priced.findings, steps.count, smallest),
         job=_job(trace, run),
         clock=replace(clocks.summary(), device_drift_ppm=_device_drift(run.ranks)),
-        matching=run.matches.summary(),
+        matching=_matching(run, folded),
         step_time_s=step_time,
         slowdown=step_time.replayed / step_time.ideal if step_time.ideal > 0 else 1.0,
         findings=priced.findings,
@@ -89,7 +95,7 @@ def analyze(trace: Trace, config: ScanConfig | None = None, questions: Sequence[
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
     """A trace made replayable."""
 
     context: Context
@@ -100,24 +106,28 @@ class _Run:
     warnings: tuple[str, ...]
 
 
-def _rebuild(trace: Trace, config: ScanConfig) -> _Run:
+def rebuild(trace: Trace, config: ScanConfig, folded: Folded | None = None) -> Run:
     """Select, match, align, cut into lanes, connect."""
     data, warnings = table.build(trace, config.warmup_steps)
     counters = collect(trace.events, data)
-    matches = match.match(data, trace.groups)
     infos = tuple(trace.ranks[int(rank)] for rank in data.ids)
-    data, clocks, jumps = align_with_jumps(data, matches, table.clocks_of(infos))
-    data = data.shifted(clocks.offset, clocks.drift)
+    data, matches, clocks, more = bring_together(trace, data, table.clocks_of(infos))
+    warnings += more
     lane = lanes.build(data, matches)
     seen = transfers.observe(data, matches, lane.nodes, clocks.largest_error_ns)
     comm_of_row = np.full(len(data.rank), -1)
     comm_of_row[matches.rows] = matches.comm
-    depend, seen = graph.build(lane.nodes, seen, graph.comm_of_posts(lane.nodes, comm_of_row))
+    comm_of_post = graph.comm_of_posts(lane.nodes, comm_of_row)
+    depend, seen = graph.build(lane.nodes, seen, comm_of_post)
     if depend.dropped:
         warnings.append(f"{depend.dropped} communications contradict each other's order and were left unmatched")
-    context = Context(data, measure.measure(data, lane.pieces), seen, config, lane.nodes.comm_row[seen.node], counters)
-    replayer = Replayer(lane, depend, seen, data.steps.count)
-    return _Run(context, replayer, clocks, matches, infos, (*warnings, *jumps))
+    lane, mirror = (lane, None) if folded is None else folded.fold(data, lane)
+    measures = measure.measure(data, lane.pieces, None if folded is None else folded.sums(data))
+    kernels = compare(data, measures.peers.group)
+    segments = measure.segments_of(measures, lane.nodes, comm_of_post) if kernels else None
+    context = Context(data, measures, seen, config, lane.nodes.comm_row[seen.node], counters, kernels, segments)
+    replayer = Replayer(lane, depend, seen, data.steps.count, mirror)
+    return Run(context, replayer, clocks, matches, infos, tuple(warnings))
 
 
 def _device_drift(ranks: Sequence[RankInfo]) -> float | None:
@@ -125,7 +135,12 @@ def _device_drift(ranks: Sequence[RankInfo]) -> float | None:
     return round(max(known), 3) if known else None
 
 
-def _job(trace: Trace, run: _Run) -> Job:
+def _matching(run: Run, folded: Folded | None) -> Matching:
+    seen = run.matches.summary()
+    return seen if folded is None else folded.matching(seen, run.context.table)
+
+
+def _job(trace: Trace, run: Run) -> Job:
     return Job(
         world_size=trace.world_size,
         steps=run.context.table.steps.count,
@@ -164,10 +179,11 @@ def _missing(trace: Trace) -> Sequence[str]:
 
 
 def _verdict(findings: Sequence[Finding], steps: int, smallest: float | None) -> Verdict:
-    """One word; imbalance only if the work is all that is uneven."""
+    """One word; imbalance only if the work is all that is uneven. What slows all alike does not count beside that."""
     if findings:
         work = (FindingKind.SLOW_STAGE, FindingKind.WORKLOAD_IMBALANCE)
-        return Verdict.IMBALANCE if all(f.kind in work for f in findings) else Verdict.STRAGGLER
+        uneven = [f for f in findings if f.kind != FindingKind.GLOBAL_SLOWDOWN]
+        return Verdict.IMBALANCE if uneven and all(f.kind in work for f in uneven) else Verdict.STRAGGLER
     if steps < LEAST_STEPS or smallest is None or smallest > COARSE:
         return Verdict.INCONCLUSIVE
     return Verdict.HEALTHY

@@ -25,7 +25,11 @@ def composite(rank: Ints, time: Ints, ranks: int) -> Ints:
     it become the nearest within, so that none passes for one of another rank.
     """
     most = reach(ranks)
-    return (rank << _span_bits(ranks)) + np.clip(time, -most, most - 1) + most
+    key = np.clip(time, -most, most - 1)
+    key += most
+    if ranks > 1:
+        key = key + (rank << _span_bits(ranks))
+    return key
 
 
 def split(key: Ints, ranks: int) -> tuple[Ints, Ints]:
@@ -37,6 +41,21 @@ def split(key: Ints, ranks: int) -> tuple[Ints, Ints]:
 
 def _span_bits(ranks: int) -> int:
     return _KEY_BITS - max(1, (ranks - 1).bit_length())
+
+
+def order_of(key: Ints, *ties: Ints) -> Ints:
+    """Positions in ascending order of ``key``, among equal keys of ``ties``, the first of which counts most.
+
+    As ``lexsort`` gives it, but most keys differ and arrive in long ascending runs, which this makes use of.
+    """
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    same = ordered[1:] == ordered[:-1]
+    if same.any():
+        tied = np.flatnonzero(np.r_[same, False] | np.r_[False, same])
+        some = order[tied]
+        order[tied] = some[np.lexsort((*(tie[some] for tie in reversed(ties)), key[some]))]
+    return order
 
 
 def lookup(sorted_values: Ints, values: Ints) -> Ints:

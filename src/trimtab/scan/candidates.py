@@ -9,6 +9,8 @@ import numpy as np
 from trimtab.config import ScanConfig
 from trimtab.scan.arrays import Floats, Ints
 from trimtab.scan.counters import Counters
+from trimtab.scan.kernels.compare import Kernels
+from trimtab.scan.kernels.segments import Segments
 from trimtab.scan.measure import Measures
 from trimtab.scan.model import FindingKind, Pattern
 from trimtab.scan.stats import Noise, Stretch, certainty, critical
@@ -27,6 +29,9 @@ class Context:
     row_of_transfer: Ints
     """Row of the table of each transfer's communication."""
     counters: Counters = field(default_factory=Counters)
+    kernels: Kernels | None = None
+    segments: Segments | None = None
+    """Both None where the trace tells of no kernels."""
 
     @property
     def steps(self) -> Ints:

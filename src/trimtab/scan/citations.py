@@ -15,6 +15,7 @@ import numpy as np
 from trimtab.events import NAME_GPU, NAME_HOST
 from trimtab.scan.arrays import Ints
 from trimtab.scan.candidates import Candidate, Context
+from trimtab.scan.causes.kernels import describe_kernels
 from trimtab.scan.counters import Counters, Readings, spread
 from trimtab.scan.model import FindingKind, Pattern
 
@@ -38,7 +39,11 @@ NO_REASONS = ("gpu_idle", "applications_clocks_setting")
 
 
 def cite(context: Context, candidate: Candidate, hosts: Sequence[str]) -> list[str]:
-    """Evidence from counters for ``candidate``; ``hosts`` names the host of each dense rank."""
+    """Evidence from kernels and counters for ``candidate``; ``hosts`` names the host of each dense rank."""
+    return describe_kernels(context, candidate) + _counted(context, candidate, hosts)
+
+
+def _counted(context: Context, candidate: Candidate, hosts: Sequence[str]) -> list[str]:
     first, last = candidate.first, candidate.last
     if candidate.kind == FindingKind.GLOBAL_SLOWDOWN:
         return _gpu_lines(_all_against_other_steps(context, candidate))

@@ -13,7 +13,7 @@ from trimtab.scan.measure import COMPUTE_CODES, others
 from trimtab.scan.model import Finding
 from trimtab.scan.plots import Category, ReportPlots, Segment
 from trimtab.scan.replay import Replayed, Replayer
-from trimtab.scan.table import KINDS
+from trimtab.scan.table import KINDS, Table
 
 MOST_TIMELINE_RANKS = 32
 MOST_SEGMENTS = 20_000
@@ -24,6 +24,7 @@ _CATEGORY = {
     Kind.BACKWARD: Category.BACKWARD,
     Kind.WGRAD: Category.BACKWARD,
     Kind.OPTIMIZER: Category.OPTIMIZER,
+    Kind.KERNEL: Category.KERNEL,
     Kind.HOST: Category.GAP,
 }
 
@@ -83,34 +84,36 @@ def _lost(context: Context, replayer: Replayer, actual: Replayed, reference: Flo
 def _timeline(context: Context, replayer: Replayer, step: int) -> tuple[Segment, ...]:
     """Segments of one step, for as many ranks as can be told apart."""
     table, pieces = context.table, context.measures.pieces
-    shown = _shown_ranks(table.ranks)
+    shown = _shown_ranks(np.flatnonzero(context.measures.replayed))
     origin = int(table.steps.begin[:, step].min())
     out: list[Segment] = []
     mine = np.flatnonzero((pieces.step == step) & np.isin(pieces.rank, shown))
-    for piece in mine[:MOST_SEGMENTS]:
-        kind, row = KINDS[pieces.kind[piece]], int(pieces.row[piece])
-        category = _CATEGORY.get(kind, Category.OTHER)
-        start = int(pieces.start[piece]) - origin
-        end = start + int(pieces.duration[piece])
-        rank = int(table.ids[pieces.rank[piece]])
-        out.append(Segment(rank, start / 1e9, end / 1e9, category, _label(context, row)))
+    mine = mine[:MOST_SEGMENTS]
+    start = pieces.start[mine] - origin
+    columns = (table.ids[pieces.rank[mine]], start / 1e9, (start + pieces.duration[mine]) / 1e9, pieces.kind[mine])
+    for rank, begin, end, kind, label in zip(
+        *(c.tolist() for c in columns), _labels(table, pieces.row[mine]), strict=True
+    ):
+        out.append(Segment(rank, begin, end, _CATEGORY.get(KINDS[kind], Category.OTHER), label))
     return tuple(out + _communication(context, replayer, step, shown, origin))
 
 
-def _shown_ranks(ranks: int) -> Ints:
-    if ranks <= MOST_TIMELINE_RANKS:
-        return np.arange(ranks)
-    return np.unique(np.linspace(0, ranks - 1, MOST_TIMELINE_RANKS).astype(np.int64))
+def _shown_ranks(ranks: Ints) -> Ints:
+    if len(ranks) <= MOST_TIMELINE_RANKS:
+        return ranks
+    return ranks[np.unique(np.linspace(0, len(ranks) - 1, MOST_TIMELINE_RANKS).astype(np.int64))]
 
 
-def _label(context: Context, row: int) -> str:
-    if row < 0:
-        return "nothing recorded"
-    table = context.table
-    name = table.names[table.name[row]] if table.name[row] >= 0 else KINDS[table.kind[row]].value
-    layer = f" {table.layer[row]}" if table.layer[row] >= 0 else ""
-    microbatch = f", microbatch {table.microbatch[row]}" if table.microbatch[row] >= 0 else ""
-    return f"{name}{layer}{microbatch}"
+def _labels(table: Table, rows: Ints) -> list[str]:
+    """What is written on the pieces of ``rows`` (-1: nothing was recorded)."""
+    columns = [table.name, table.kind, table.layer, table.microbatch]
+    said = zip(*(np.where(rows >= 0, c[rows] if len(c) else -1, -2).tolist() for c in columns), strict=True)
+    return [_label(table, *one) if one[1] >= 0 else "nothing recorded" for one in said]
+
+
+def _label(table: Table, name: int, kind: int, layer: int, microbatch: int) -> str:
+    shown = table.names[name] if name >= 0 else KINDS[kind].value
+    return shown + (f" {layer}" if layer >= 0 else "") + (f", microbatch {microbatch}" if microbatch >= 0 else "")
 
 
 def _communication(context: Context, replayer: Replayer, step: int, shown: Ints, origin: int) -> list[Segment]:
@@ -118,14 +121,22 @@ def _communication(context: Context, replayer: Replayer, step: int, shown: Ints,
     table, transfers, nodes = context.table, context.transfers, replayer.lanes.nodes
     node = transfers.node
     mine = np.flatnonzero((nodes.step[node] == step) & np.isin(nodes.rank[node], shown))
+    mine = mine[:MOST_SEGMENTS]
+    at, row = node[mine], context.row_of_transfer[mine]
+    begin, end = nodes.blocked[at], nodes.time[at]
+    arrived = np.where(transfers.joint[mine], np.clip(transfers.last_post[transfers.comm[mine]], begin, end), begin)
+    columns = (
+        table.ids[nodes.rank[at]],
+        begin - origin,
+        arrived - origin,
+        end - origin,
+        table.op[row],
+        table.kind[row],
+    )
     out: list[Segment] = []
-    for one in mine[:MOST_SEGMENTS]:
-        begin, end = int(nodes.blocked[node[one]]), int(nodes.time[node[one]])
-        row = int(context.row_of_transfer[one])
-        arrived = int(np.clip(transfers.last_post[transfers.comm[one]], begin, end)) if transfers.joint[one] else begin
-        rank = int(table.ids[nodes.rank[node[one]]])
-        op = table.ops[table.op[row]] if table.op[row] >= 0 else KINDS[table.kind[row]].value
-        for category, a, b in ((Category.WAIT, begin, arrived), (Category.TRANSFER, arrived, end)):
+    for rank, since, there, until, op, kind in zip(*(column.tolist() for column in columns), strict=True):
+        label = table.ops[op] if op >= 0 else KINDS[kind].value
+        for category, a, b in ((Category.WAIT, since, there), (Category.TRANSFER, there, until)):
             if b > a:
-                out.append(Segment(rank, (a - origin) / 1e9, (b - origin) / 1e9, category, op))
+                out.append(Segment(rank, a / 1e9, b / 1e9, category, label))
     return out

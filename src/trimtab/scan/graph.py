@@ -19,11 +19,12 @@ from trimtab.scan.lanes import POST, Nodes
 from trimtab.scan.transfers import Transfers
 
 MOST_REPAIRS = 20
+_YES = np.array([True])
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One step of a replay, as ranges of vertices: plain lane nodes, DONEs, hubs."""
+    """One step of a replay, as ranges of vertices: plain lane nodes, DONEs, hubs; DONEs are visited last."""
 
     first: int
     done: int
@@ -88,9 +89,10 @@ def _separate(nodes: Nodes, transfers: Transfers, guilty: Bools) -> Transfers:
 
 
 class _Kahn:
-    """Topological levels by Kahn's algorithm, a whole level at a time.
+    """Topological levels by Kahn's algorithm, a whole level at a time: plain lane nodes, then hubs, then DONEs.
 
-    Vertices here are nodes 0..N-1 and then one hub for each whole communication.
+    Within a level a hub may follow plain nodes, and a DONE those and hubs, so that a communication in place is one
+    level and not three. Vertices here are nodes 0..N-1 and then one hub for each whole communication.
     """
 
     def __init__(self, nodes: Nodes, transfers: Transfers, comm_of_post: Ints, whole: Bools) -> None:
@@ -100,12 +102,13 @@ class _Kahn:
         self.comm_of_hub = np.flatnonzero(whole)
         self.hub_of_node = np.r_[self.hub_of_comm, -1][comm_of_post]
         size = n + len(self.comm_of_hub)
-        self.joint = transfers.joint
-        joint_hub = self.hub_of_comm[transfers.comm[self.joint]]
-        joint_node = transfers.node[self.joint]
+        joint_hub = self.hub_of_comm[transfers.comm[transfers.joint]]
+        joint_node = transfers.node[transfers.joint]
         order = np.argsort(joint_hub, kind="stable")
         self.done_nodes = joint_node[order]
         self.done_offset = np.searchsorted(joint_hub[order], np.arange(n, size + 1))
+        self.is_done = np.zeros(n, dtype=bool)
+        self.is_done[transfers.node] = True
         self.follows = np.r_[nodes.rank[1:] == nodes.rank[:-1], False] if n else np.zeros(0, dtype=bool)
         self.waiting = np.zeros(size, dtype=np.int64)
         self.waiting[1:n] += self.follows[: max(0, n - 1)]
@@ -116,28 +119,57 @@ class _Kahn:
 
     def run(self) -> Bools:
         """Assign the levels; returns which communications could not be reached."""
-        frontier = np.flatnonzero(self.waiting == 0)
-        level = 0
-        while len(frontier):
-            self.level[frontier] = level
-            following = self._successors(frontier)
-            np.subtract.at(self.waiting, following, 1)
-            ready = following[self.waiting[following] == 0]
-            frontier = np.unique(ready) if len(ready) > 1 else ready
-            level += 1
+        plain, done = np.flatnonzero(self.waiting == 0), np.zeros(0, dtype=np.int64)
+        self.level[plain] = level = 0
+        while len(plain) or len(done):
+            # What follows the roots at once is of the next level, as theirs is not visited by a replay.
+            after = max(1, level)
+            following, more = self._split(self._next_on_lane(plain))
+            hubs = self._arrive(plain)
+            self.level[hubs] = after
+            done = np.concatenate([done, more, self._complete(hubs)])
+            self.level[done] = after
+            level = after + 1 if level or len(hubs) or len(done) else 1
+            more, done = self._split(self._next_on_lane(done))
+            plain = np.concatenate([following, more])
+            self.level[plain] = level
         left = np.zeros(len(self.hub_of_comm), dtype=bool)
         left[self.comm_of_hub[self.level[self.n :] < 0]] = True
         return left
 
-    def _successors(self, frontier: Ints) -> Ints:
-        lane = frontier[frontier < self.n]
-        hubs = frontier[len(lane) :] - self.n  # the frontier is sorted, hubs come last
-        hub = self.hub_of_node[lane]
-        parts = [lane[self.follows[lane]] + 1, hub[hub >= 0]]
-        if len(hubs):
-            first, stop = self.done_offset[hubs], self.done_offset[hubs + 1]
-            parts.append(self.done_nodes[_ranges(first, stop)])
-        return np.concatenate(parts)
+    def _next_on_lane(self, nodes: Ints) -> Ints:
+        """Lane successors of ``nodes`` that wait for nothing else."""
+        return self._freed(nodes[self.follows[nodes]] + 1)
+
+    def _split(self, nodes: Ints) -> tuple[Ints, Ints]:
+        """(plain, DONE)."""
+        is_done = self.is_done[nodes]
+        return nodes[~is_done], nodes[is_done]
+
+    def _arrive(self, nodes: Ints) -> Ints:
+        """Hubs at which nobody is missing after ``nodes``."""
+        hubs = np.sort(self.hub_of_node[nodes])
+        hubs = hubs[np.searchsorted(hubs, 0) :]
+        if not len(hubs):
+            return hubs
+        first = np.flatnonzero(np.concatenate([_YES, hubs[1:] != hubs[:-1]]))
+        count = np.diff(first, append=len(hubs))
+        hubs = hubs[first]
+        self.waiting[hubs] -= count
+        return hubs[self.waiting[hubs] == 0]
+
+    def _complete(self, hubs: Ints) -> Ints:
+        """DONEs of ``hubs`` that wait for nothing else."""
+        if not len(hubs):
+            return hubs
+        first, stop = self.done_offset[hubs - self.n], self.done_offset[hubs - self.n + 1]
+        return self._freed(self.done_nodes[_ranges(first, stop)])
+
+    def _freed(self, vertices: Ints) -> Ints:
+        """One thing less to wait for; ``vertices`` are distinct."""
+        waiting = self.waiting[vertices] - 1
+        self.waiting[vertices] = waiting
+        return vertices[waiting == 0]
 
     def half_arrived(self, left: Bools) -> Bools:
         """Unreached communications of which some member did arrive: one of them closes the cycle."""
@@ -151,8 +183,8 @@ class _Kahn:
 def _ranges(first: Ints, stop: Ints) -> Ints:
     """All integers of the ranges first[i]..stop[i], one range after the other."""
     count = stop - first
-    shift = np.repeat(first - np.r_[0, np.cumsum(count)[:-1]], count)
-    return np.arange(count.sum()) + shift
+    before = np.cumsum(count)
+    return np.arange(before[-1]) + np.repeat(first - before + count, count)
 
 
 def _renumber(transfers: Transfers, kahn: _Kahn, dropped: int) -> Graph:

@@ -34,8 +34,12 @@ class _Jump:
     size: float
 
 
-def align_with_jumps(table: Table, matches: Matches, clocks: Sequence[str]) -> tuple[Table, Alignment, list[str]]:
+def align_with_jumps(
+    table: Table, matches: Matches, clocks: Sequence[str], aligned: bool = False
+) -> tuple[Table, Alignment, list[str]]:
     """Align the clocks, taking jumps out first. Returns the table without the jumps, its alignment, warnings."""
+    if aligned:
+        return table, align(table, matches, clocks, aligned), []
     warnings: list[str] = []
     names = sorted(set(clocks))
     of_rank = np.array([names.index(name) for name in clocks], dtype=np.int64)

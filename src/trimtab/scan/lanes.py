@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab.events import COMPUTE_KINDS, Kind
-from trimtab.scan.arrays import Bools, Ints, composite, split
+from trimtab.scan.arrays import Bools, Ints, composite, order_of, split
 from trimtab.scan.match import Matches
-from trimtab.scan.table import CODE, COMM_CODES, Table
+from trimtab.scan.table import CODE, COMM_CODES, Table, is_of
 
 BEGIN, POST, DONE, FINISH = 0, 1, 2, 3
 """Node types: a step begins; a communication is reached; it is complete for the lane; the lane ends."""
@@ -65,14 +65,18 @@ class Lanes:
 
 def build(table: Table, matches: Matches) -> Lanes:
     """Cut the judged steps of every rank into nodes and pieces."""
-    nodes = _nodes(table, matches)
+    return cut(table, matches.rows)
+
+
+def cut(table: Table, rows: Ints) -> Lanes:
+    """The same for the communications ``rows`` of ``table``, whatever they match."""
+    nodes = _nodes(table, rows)
     if not len(nodes.time):
         raise ValueError("the steps end before they begin (clocks that jumped): nothing can be judged")
     return Lanes(nodes, _pieces(table, nodes))
 
 
-def _nodes(table: Table, matches: Matches) -> Nodes:
-    rows = matches.rows
+def _nodes(table: Table, rows: Ints) -> Nodes:
     place = table.in_place[rows]
     waits = np.flatnonzero(table.is_wait)
     waited = _rows_of_events(table, rows, table.rank[waits], table.correlation[waits])
@@ -97,7 +101,7 @@ def _nodes(table: Table, matches: Matches) -> Nodes:
     kept = (time >= steps.begin[rank, 0]) & (time <= last)
     rank, time, kind, comm, blocked = rank[kept], time[kept], kind[kept], comm[kept], blocked[kept]
     # A communication of no duration is reached before it is done, and a lane finishes after everything else.
-    order = np.lexsort((kind, np.where(kind == DONE, blocked, time), composite(rank, time, ranks)))
+    order = order_of(composite(rank, time, ranks), np.where(kind == DONE, blocked, time), kind)
     rank, time, kind, comm, blocked = rank[order], time[order], kind[order], comm[order], blocked[order]
     return Nodes(rank, time, kind, comm, np.minimum(blocked, time), _step_index(table, rank, time))
 
@@ -132,7 +136,7 @@ class _Painted:
 
 def _paint(table: Table, rows: Ints) -> _Painted:
     """Innermost span of ``rows`` at every moment; spans that cross are cut where the later one begins."""
-    begin = np.where(np.isin(table.kind[rows], COMM_CODES), table.ready[rows], table.start[rows])
+    begin = np.where(is_of(table.kind[rows], COMM_CODES), table.ready[rows], table.start[rows])
     end = table.end[rows]
     rows, begin, end = rows[end > begin], begin[end > begin], end[end > begin]
     rank = table.rank[rows]
@@ -141,7 +145,7 @@ def _paint(table: Table, rows: Ints) -> _Painted:
     opens = np.r_[np.ones(n, dtype=np.int64), np.zeros(n, dtype=np.int64)]
     # At equal times: ends before starts; inner ends first (latest begin), outer starts first (latest end).
     inner = np.r_[-end, -begin]
-    order = np.lexsort((inner, (composite(both, time, table.ranks) << 1) | opens))
+    order = order_of((composite(both, time, table.ranks) << 1) | opens, inner)
     both, time, opens = both[order], time[order], opens[order]
     who = np.r_[rows, rows][order]
     depth = np.cumsum(np.where(opens == 1, 1, -1))
@@ -156,9 +160,9 @@ def _paint(table: Table, rows: Ints) -> _Painted:
 
 
 def _pieces(table: Table, nodes: Nodes) -> Pieces:
-    compute = np.isin(table.kind, [CODE[kind] for kind in COMPUTE_KINDS])
-    blocking = (np.isin(table.kind, COMM_CODES) & table.in_place) | table.is_wait
-    host = np.isin(table.kind, [CODE[kind] for kind in _HOST_KINDS]) & ~table.is_wait
+    compute = is_of(table.kind, [CODE[kind] for kind in COMPUTE_KINDS])
+    blocking = (is_of(table.kind, COMM_CODES) & table.in_place) | table.is_wait
+    host = is_of(table.kind, [CODE[kind] for kind in _HOST_KINDS]) & ~table.is_wait
     merged = table.synchronous_device[table.rank]
     device = _paint(table, np.flatnonzero(blocking | compute | (host & merged)))
     beside = _paint(table, np.flatnonzero(host & ~merged))
@@ -179,9 +183,23 @@ def _pieces(table: Table, nodes: Nodes) -> Pieces:
     inside &= nodes.rank[np.maximum(edge, 1) - 1] == rank
     inside &= (duration > 0) & ~_is_blocking(blocking, row) & _recorded(table, rank, time)
     rank, time, row, duration, edge = (array[inside] for array in (rank, time, row, duration, edge))
+    row = _launched_before(table, rank, time, duration, row)
     kind = np.where(row >= 0, table.kind[np.maximum(row, 0)], CODE[Kind.HOST])
     kind = np.where(kind == CODE[Kind.USER], CODE[Kind.HOST], kind)
     return Pieces(rank, nodes.step[edge - 1], kind, row, time, duration, edge)
+
+
+def _launched_before(table: Table, rank: Ints, time: Ints, duration: Ints, row: Ints) -> Ints:
+    """``row``, where the time before a kernel that the host had launched already is the kernel's: its device was not
+    idle for want of work, but takes this long from one kernel to the next."""
+    if not (table.variant >= 0).any():
+        return row
+    following = np.r_[row[1:], -1]
+    next_to = np.r_[(time[1:] == time[:-1] + duration[:-1]) & (rank[1:] == rank[:-1]), False]
+    at = np.maximum(following, 0)
+    is_kernel = (following >= 0) & (table.variant[at] >= 0) & ~table.synchronous_device[rank]
+    on_host = (row < 0) | is_of(table.kind[np.maximum(row, 0)], [CODE[kind] for kind in _HOST_KINDS])
+    return np.where(on_host & next_to & is_kernel & (table.ready[at] <= time), following, row)
 
 
 def _label_at(painted: _Painted, moments: Ints, ranks: int) -> Ints:

@@ -82,6 +82,17 @@ class Clock:
     """Ranks whose clock could not be tied to the others'."""
     device_drift_ppm: float | None = None
     """Largest drift of a device's clock against its host's, already corrected by the recorder's anchors."""
+    scatter_us: float | None = None
+    """Median distance of an anchor's end, as one clock saw it, from where all of them put it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedBy:
+    """How the matched communications were recognised on several ranks."""
+
+    sequence_numbers: int = 0
+    order: int = 0
+    """By group, operation, size and the order on each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,9 @@ class Matching:
     matched: int
     unmatched: int
     confidence: float
-    """Share of communications whose every member was found and agrees, 0 to 1."""
+    """Share of communications whose every member was found and agrees, 0 to 1; one that was found by order counts as
+    much as it is sure."""
+    by: MatchedBy = field(default_factory=MatchedBy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ class Category(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    KERNEL = "kernel"
+    """Work of the device of which no more is known."""
     OTHER = "other"
     """Other work of the rank: data loading, garbage collection, checkpoints."""
     TRANSFER = "transfer"

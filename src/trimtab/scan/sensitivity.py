@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.scan.arrays import Floats, Ints
+from trimtab.scan.arrays import Bools, Floats, Ints
 from trimtab.scan.candidates import Context
 from trimtab.scan.measure import COMPUTE_CODES, others
 from trimtab.scan.replay import Replayer
@@ -12,6 +12,8 @@ from trimtab.scan.stats import critical, noise
 
 LEAST_NOISE = 1e-3
 """Floor for the noise of a ratio: clocks and rounding."""
+USUAL_NOISE = 0.02
+"""As :mod:`trimtab.scan.causes.compute` takes it to be beforehand."""
 TRIED = (0.01, 0.02, 0.05, 0.1, 0.3)
 """Slow-downs that are replayed; between them the cost is taken as linear."""
 MOST_STAGES = 2
@@ -31,20 +33,24 @@ def smallest_detectable(context: Context, replayer: Replayer, step_ns: float) ->
     usual = np.where(alone[:, None], np.median(compute, axis=1, keepdims=True), others(compute, measures.peers.group))
     with np.errstate(divide="ignore", invalid="ignore"):
         x = np.log(compute / usual)
-    scale = noise(np.where(np.isfinite(x), x, 0.0), LEAST_NOISE)
+    scale = noise(np.where(np.isfinite(x), x, 0.0), LEAST_NOISE, USUAL_NOISE)
     if not np.isfinite(scale.sigma) or not compute.any():
         return None
     least = context.config.min_share * step_ns
-    needed = [_needed(replayer, _slowed(context, rank), step_ns, least) for rank in _tried(measures.peers.group)]
+    tried = _tried(measures.peers.group, measures.single)
+    if not tried:
+        return None
+    needed = [_needed(replayer, _slowed(context, rank), step_ns, least) for rank in tried]
     hidden = critical(scale, context.config.confidence, context.looks(ranks)) * scale.sigma / np.sqrt(steps)
     worst = max(needed)
     return float(np.exp(hidden) * (1 + worst)) if np.isfinite(worst) else None
 
 
-def _tried(group: Ints) -> list[int]:
-    """The first rank of the first and of the last stage."""
-    present = np.unique(group)
-    return [int(np.flatnonzero(group == part)[0]) for part in np.unique(present[[0, -1]])[:MOST_STAGES]]
+def _tried(group: Ints, single: Bools) -> list[int]:
+    """The first rank of the first and of the last stage, of the ranks ``single``."""
+    present = np.unique(group[single])
+    ends = np.unique(present[[0, -1]])[:MOST_STAGES] if len(present) else present
+    return [int(np.flatnonzero(single & (group == part))[0]) for part in ends]
 
 
 def _slowed(context: Context, rank: int) -> Floats:

@@ -7,6 +7,7 @@ noise is measured from the differences between consecutive steps, which a lastin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy import stats
@@ -15,6 +16,12 @@ from trimtab.scan.arrays import Bools, Floats, Ints
 
 MOST_BLOCKS = 128
 """Longer series are averaged over blocks of steps before stretches are searched: 128^2 / 2 stretches a rank."""
+USUAL_WEIGHT = 4.0
+"""Degrees of freedom that are given to what is known of noise beforehand, where a trace shows few steps."""
+UNUSUAL = 2.5
+"""Noise of this many times the usual refutes what was known beforehand."""
+_FAR = 1e-5
+"""Probability at which two estimates of noise are compared."""
 LEAST_OUTSIDE = 3
 """Steps outside a stretch that are needed to call the stretch different from a rank's own history."""
 
@@ -43,8 +50,12 @@ class Stretch:
         return self.last - self.first + 1
 
 
-def noise(x: Floats, floor: float) -> Noise:
-    """Robust scale of ``x`` (ranks x steps) from its step-to-step differences; at least ``floor``."""
+def noise(x: Floats, floor: float, usual: float | None = None) -> Noise:
+    """Robust scale of ``x`` (ranks x steps) from its step-to-step differences; at least ``floor``.
+
+    ``usual`` is what the scale is on machines in good order. A profile of few steps hardly shows its noise, so there
+    the two are pooled, as with an inverse chi-square prior of :data:`USUAL_WEIGHT` degrees of freedom.
+    """
     if x.shape[1] < 2:
         return Noise(np.inf, 1.0)
     differences = np.abs(np.diff(x, axis=1)).ravel()
@@ -53,12 +64,23 @@ def noise(x: Floats, floor: float) -> Noise:
         return Noise(np.inf, 1.0)
     sigma = 1.4826 * float(np.median(differences)) / np.sqrt(2)
     freedom = max(1.0, 0.37 * len(differences))  # the median absolute deviation is 37 % efficient
-    return Noise(max(sigma, floor), freedom)
+    seen = Noise(max(sigma, floor), freedom)
+    if usual is None or sigma > UNUSUAL * usual:
+        return seen
+    total = freedom + USUAL_WEIGHT
+    pooled = Noise(float(np.sqrt((freedom * seen.sigma**2 + USUAL_WEIGHT * usual**2) / total)), total)
+    return min(seen, pooled, key=lambda one: one.sigma * float(stats.t.isf(_FAR, one.freedom)))
 
 
 def critical(noise_: Noise, confidence: float, looked_at: int) -> float:
     """One-sided quantile for ``confidence`` after ``looked_at`` looks (Bonferroni), by Student's t."""
-    return float(stats.t.isf((1 - confidence) / max(1, looked_at), noise_.freedom))
+    return _critical((1 - confidence) / max(1, looked_at), noise_.freedom)
+
+
+@lru_cache(maxsize=64)
+def _critical(chance: float, freedom: float) -> float:
+    """Memorised, as the ranks of a job are all held against the same."""
+    return float(stats.t.isf(chance, freedom))
 
 
 def certainty(z: float, noise_: Noise, looked_at: int) -> float:

@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 from trimtab.events import COMM_KINDS, COMPUTE_KINDS, NAME_STEP, NAME_WAIT, STREAM_COMPUTE, Kind
-from trimtab.scan.arrays import Bools, Floats, Ints, composite, lookup, reach
+from trimtab.scan.arrays import Bools, Floats, Ints, composite, factorize, lookup, reach
+from trimtab.scan.kernels.layout import lay_out
 from trimtab.scan.profiled import without_profiled
 from trimtab.topology import Coordinates
 from trimtab.traces.table import KIND, RankInfo, Trace
@@ -27,6 +28,13 @@ EARLIEST_NS, LATEST_NS = -(1 << 62), 1 << 62
 """Times beyond are damage; within, differences do not overflow."""
 CODE: dict[Kind, int] = {kind: code for code, kind in enumerate(KINDS)}
 COMM_CODES = tuple(CODE[kind] for kind in COMM_KINDS)
+
+
+def is_of(kind: Ints, codes: Sequence[int]) -> Bools:
+    """Which of the codes ``kind`` are among ``codes``; -1 is not."""
+    chosen = np.zeros(len(KINDS) + 1, dtype=bool)
+    chosen[list(codes)] = True
+    return chosen[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,8 @@ class Table:
     tag: Ints
     event: Ints
     correlation: Ints
+    variant: Ints
+    """Kernels of one name and shape have the same number; -1 for what is no kernel."""
     names: tuple[str, ...]
     groups: tuple[str, ...]
     ops: tuple[str, ...]
@@ -97,7 +107,7 @@ class Table:
     @property
     def is_comm(self) -> Bools:
         """Rows that are communications."""
-        return np.isin(self.kind, COMM_CODES)
+        return is_of(self.kind, COMM_CODES)
 
     def shifted(self, offset: Floats, drift: Floats) -> Table:
         """The table on aligned clocks: time t of rank r becomes t - offset[r] - drift[r] * t (ns)."""
@@ -127,6 +137,8 @@ def build(trace: Trace, warmup: int) -> tuple[Table, list[str]]:
     Raises ValueError when no step is left.
     """
     events, warnings = _sane(_without_counters(trace.events))
+    events, inferred = lay_out(events, trace.ranks, trace.groups)
+    warnings += inferred
     spans, profiled = without_profiled(events, _step_spans(events))
     warnings += profiled
     ids = spans["rank"].unique().sort().to_numpy().astype(np.int64)
@@ -141,7 +153,7 @@ def build(trace: Trace, warmup: int) -> tuple[Table, list[str]]:
     columns = _columns(events, texts, ids, origin)
     near, more = _within_reach(columns, ids)
     warnings += more
-    moment = np.where(np.isin(columns["kind"], COMM_CODES), columns["ready"], columns["start"])
+    moment = np.where(is_of(columns["kind"], COMM_CODES), columns["ready"], columns["start"])
     columns["step"] = np.where(near, step_at(steps, columns["rank"], moment), -1)
     keep = (columns["step"] >= 0) & ~columns.pop("is_step")
     if not keep.any():
@@ -201,7 +213,7 @@ def _step_spans(events: pl.DataFrame) -> pl.DataFrame:
     if not spans.height:
         raise ValueError(
             "the trace holds no training step: nothing can be judged; record at least three steps "
-            "(in plain PyTorch, Session.step() says where one begins)"
+            "(in plain PyTorch, Session.step() says where one begins; for torch.profiler, its own step())"
         )
     return _last_one_closed(spans.unique(["rank", "step"], keep="first"), events).sort("rank", "step")
 
@@ -341,7 +353,20 @@ def _columns(events: pl.DataFrame, texts: dict[str, _Texts], ids: Ints, origins:
         "tag": integers("tag"),
         "event": integers("event_id"),
         "correlation": integers("correlation_id"),
+        "variant": _variants(events, kind, name.codes),
     }
+
+
+def _variants(events: pl.DataFrame, kind: Ints, name: Ints) -> Ints:
+    """Numbers of the kernels' (name, shape)."""
+    out = np.full(len(events), -1)
+    kernels = np.flatnonzero(kind == CODE[Kind.KERNEL])
+    if len(kernels):
+        size = np.zeros(len(kernels), dtype=np.int64)
+        if "shape" in events.columns and events["shape"].null_count() < len(events):
+            size = events["shape"].gather(kernels).rank("dense").fill_null(0).to_numpy().astype(np.int64)
+        out[kernels], _ = factorize(name[kernels], size)
+    return out
 
 
 def step_at(steps: Steps, rank: Ints, moment: Ints) -> Ints:

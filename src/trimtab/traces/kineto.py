@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import Any
 
 import msgspec
 import numpy as np
-from isal import igzip, isal_zlib
 from numpy.typing import NDArray
 
 from trimtab.traces.own_header import printable
-
-MOST_BYTES: Final = 8 << 30
-"""Of one file, decompressed: more would not fit into memory as events."""
-_GZIP: Final = b"\x1f\x8b"
-_IsalError: Final = cast(type[Exception], isal_zlib.error)
+from trimtab.traces.trace_events import TraceEvents
 
 
 class Args(msgspec.Struct, gc=False):
@@ -41,15 +36,6 @@ class Slice(msgspec.Struct, gc=False):
     args: Args = msgspec.field(default_factory=Args)
 
 
-class Document(msgspec.Struct, gc=False):
-    """The file; times in ``traceEvents`` are microseconds since ``baseTimeNanoseconds``."""
-
-    traceEvents: list[Slice]  # noqa: N815
-    baseTimeNanoseconds: int = 0  # noqa: N815
-    trimtab: Any = None
-    """What the recorder wrote into it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Slices:
     """The slices of a file, n of them in the file's order; times in nanoseconds since 1970."""
@@ -66,31 +52,19 @@ class Slices:
 def read_kineto(path: Path) -> tuple[Slices, Any]:
     """Slices of the file, and what the recorder wrote into it (unchecked; None where it is not the recorder's).
 
-    Raises ValueError, in one line, where it cannot be read.
+    Raises ValueError, in one line, where it cannot be read, or is damaged.
     """
-    try:
-        document = msgspec.json.decode(_content(path), type=Document)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{printable(path)}: not a file of torch.profiler ({printable(error)})") from None
-    slices = [one for one in document.traceEvents if one.ph == "X"]
+    events: TraceEvents[Slice] = TraceEvents(path, Slice)
+    slices = [one for batch in events for one in batch if one.ph == "X"]
+    if events.problems:
+        raise ValueError(events.problems[0])
+    base = events.metadata.get("baseTimeNanoseconds", 0)
+    base = base if isinstance(base, int) else 0
     microseconds = np.array([one.ts for one in slices], np.float64)
     lengths = np.array([one.dur for one in slices], np.float64)
-    limit = 2**62 - abs(document.baseTimeNanoseconds)
+    limit = 2**62 - abs(base)
     if not (np.abs(microseconds) + np.abs(lengths) < limit / 1e3).all():
         raise ValueError(f"{printable(path)}: times that are a century or more away")
-    start = np.rint(microseconds * 1e3).astype(np.int64) + document.baseTimeNanoseconds
-    return Slices(start, start + np.rint(np.maximum(lengths, 0.0) * 1e3).astype(np.int64), slices), document.trimtab
-
-
-def _content(path: Path) -> bytes:
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
-            raw.seek(0)
-            source: IO[bytes] = cast(IO[bytes], igzip.IGzipFile(fileobj=raw, mode="rb")) if packed else raw
-            content = source.read(MOST_BYTES + 1)
-    except (OSError, EOFError, _IsalError) as error:
-        raise ValueError(f"{printable(path)}: cannot be read ({printable(error)})") from None
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"{printable(path)}: holds more than {MOST_BYTES >> 30} GiB")
-    return content
+    start = np.rint(microseconds * 1e3).astype(np.int64) + base
+    ends = start + np.rint(np.maximum(lengths, 0.0) * 1e3).astype(np.int64)
+    return Slices(start, ends, slices), events.metadata.get("trimtab")

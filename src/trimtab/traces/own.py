@@ -6,6 +6,7 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -47,13 +48,24 @@ def claims(path: Path) -> bool:
     return bool(find_files(path))
 
 
-def read(
-    paths: Sequence[Path],
-    columns: Sequence[str] | None = None,
-    run_id: str | None = None,
-    attempt: int | None = None,
-) -> Trace:
-    """The run recorded at ``paths``; see :func:`trimtab.traces.read.read`."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The files of one run, before any event is read."""
+
+    selection: Selection
+    offsets: dict[str, int]
+    """Unix time of each clock's zero."""
+    problems: tuple[str, ...]
+    """Files that are left out, and why."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files of events."""
+        return sum(header.path.stat().st_size for headers in self.selection.files.values() for header in headers)
+
+
+def discover(paths: Sequence[Path], run_id: str | None = None, attempt: int | None = None) -> Found:
+    """Headers of the files at ``paths``, and which of them are to be read. ValueError where nothing is usable."""
     where = ", ".join(map(printable, paths))
     files = {file.resolve(): file for path in paths for file in find_files(path)}  # each once, whatever leads to it
     headers, problems = _headers(list(files.values()))
@@ -64,14 +76,36 @@ def read(
         selection = select(headers, run_id, attempt)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    chosen = list(COLUMNS) if columns is None else [name for name in COLUMNS if name in {"rank", *columns}]
     offsets = _offsets(header for files in selection.files.values() for header in files)
+    return Found(selection, offsets, tuple(problems))
+
+
+def read(
+    paths: Sequence[Path],
+    columns: Sequence[str] | None = None,
+    run_id: str | None = None,
+    attempt: int | None = None,
+) -> Trace:
+    """The run recorded at ``paths``; see :func:`trimtab.traces.read.read`."""
+    return read_found(discover(paths, run_id, attempt), columns)
+
+
+def read_found(found: Found, columns: Sequence[str] | None = None) -> Trace:
+    """All events of the files ``found``, limited to ``columns`` and ``rank``."""
+    chosen = list(COLUMNS) if columns is None else [name for name in COLUMNS if name in {"rank", *columns}]
     merged = Merged(chosen)
-    parts = {rank: read_rank(headers, offsets, merged) for rank, headers in selection.files.items()}
+    files = found.selection.files
+    parts = {rank: read_rank(headers, found.offsets, merged) for rank, headers in files.items()}
+    return assemble(found, parts, merged.all())
+
+
+def assemble(found: Found, parts: dict[int, RankFiles], events: pl.DataFrame) -> Trace:
+    """The trace of ``events``, whose groups still have the names that each rank gave them."""
+    selection = found.selection
     for rank in selection.summaries:
         if not selection.files[rank]:
             read_metadata(selection.summaries[rank], parts[rank])
-    warnings = [*problems, *selection.warnings, *(p for part in parts.values() for p in part.problems)]
+    warnings = [*found.problems, *selection.warnings, *(p for part in parts.values() for p in part.problems)]
     groups, renamed = _unify_groups(parts)
     topology = _topology(parts, selection.world_size, warnings)
     infos = {rank: _rank_info(selection.header(rank), part) for rank, part in parts.items()}
@@ -79,7 +113,7 @@ def read(
     silent = [rank for rank, part in parts.items() if selection.files[rank] and not part.events]
     if silent:
         warnings.append(f"{rank_list(silent)}: the files hold no events")
-    events = _rename_groups(merged.all(), renamed)
+    events = _rename_groups(events, renamed)
     warnings += _said_of_summaries(selection, events)
     return Trace(
         events=events,

@@ -79,11 +79,11 @@ def read_rank(headers: list[Header], offsets: dict[str, int], merged: Merged) ->
     """Events go into ``merged``, with their times moved by the ``offsets`` of their clocks."""
     part = RankFiles()
     for header in headers:
-        batches = _read_batches(header, part, merged.columns)
+        batches = read_batches(header, part, merged.columns)
         if not batches:
             continue
         try:
-            frame = _frame(pa.Table.from_batches(batches), header, offsets[header.clock], merged.columns)
+            frame = to_frame(pa.Table.from_batches(batches), header.rank, offsets[header.clock], merged.columns)
         except (pl.exceptions.PolarsError, pa.ArrowException, ValueError) as error:
             part.problems.append(f"{printable(header.path)}: not of the event schema ({printable(error)}); left out")
             continue
@@ -93,7 +93,7 @@ def read_rank(headers: list[Header], offsets: dict[str, int], merged: Merged) ->
     return part
 
 
-def _read_batches(header: Header, part: RankFiles, columns: list[str]) -> list[pa.RecordBatch]:
+def read_batches(header: Header, part: RankFiles, columns: list[str]) -> list[pa.RecordBatch]:
     """All complete batches of a file; what their metadata says goes into ``part``."""
     batches: list[pa.RecordBatch] = []
     part.closed = False
@@ -148,15 +148,16 @@ def _take_metadata(raw: Any, part: RankFiles, header: Header) -> None:
 def read_metadata(headers: list[Header], part: RankFiles) -> None:
     """What the files of summaries say about their rank."""
     for header in headers:
-        _read_batches(header, part, ["step"])
+        read_batches(header, part, ["step"])
 
 
-def _frame(table: pa.Table, header: Header, offset: int, columns: list[str]) -> pl.DataFrame:
+def to_frame(table: pa.Table, rank: int | None, offset: int, columns: list[str]) -> pl.DataFrame:
+    """``table`` as part of an event table, its times moved by ``offset``; ``rank`` is None where it has that column."""
     frame = pl.DataFrame(pl.from_arrow(table.unify_dictionaries()))
     expressions: list[pl.Expr] = []
     for name in columns:
-        if name == "rank":
-            expressions.append(pl.lit(header.rank, pl.Int32).alias(name))
+        if name == "rank" and rank is not None:
+            expressions.append(pl.lit(rank, pl.Int32).alias(name))
         elif name not in frame.columns:
             expressions.append(pl.lit(None, COLUMNS[name]).alias(name))
         elif name in TIMES:

@@ -34,9 +34,9 @@ class Clocks:
 
 def build_trace(job: SyntheticJob, run: Run) -> Trace:
     """The trace of a simulated job."""
-    groups, member_of = _groups(job.topology, run.layout)
+    groups, member_of = group_members(job.topology, run.layout)
     clocks = draw_clocks(job)
-    columns = [_stage_columns(job, run, stage, clocks, member_of) for stage in run.stages]
+    columns = [stage_columns(job, run, stage, clocks, member_of) for stage in run.stages]
     joined = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
     events = _frame(run, joined, list(groups))
     if any(fault.kind == FaultKind.GC_PAUSE for fault in job.faults):  # the place of a pause that did not happen
@@ -65,7 +65,7 @@ def draw_clocks(job: SyntheticJob) -> Clocks:
     return Clocks(rate[host], offset[host])
 
 
-def _groups(topology: Topology, layout: Layout) -> tuple[dict[str, tuple[int, ...]], Integers]:
+def group_members(topology: Topology, layout: Layout) -> tuple[dict[str, tuple[int, ...]], Integers]:
     """Members by group name, and (world, dimensions) positions of each rank's groups in that order."""
     ranks = np.arange(topology.world_size)
     stage, index = np.divmod(ranks, layout.width)
@@ -88,7 +88,7 @@ def _groups(topology: Topology, layout: Layout) -> tuple[dict[str, tuple[int, ..
     return groups, member_of
 
 
-def _stage_columns(
+def stage_columns(
     job: SyntheticJob, run: Run, stage: StageRun, clocks: Clocks, member_of: Integers
 ) -> dict[str, NDArray[np.int64]]:
     """Columns of one stage's ranks that differ between steps or ranks; rows by rank, step, event."""
@@ -145,7 +145,7 @@ def _recorded(stage: StageRun) -> int:
 
 
 def _frame(run: Run, columns: dict[str, Integers], groups: list[str]) -> pl.DataFrame:
-    template = _template([event for stage in run.stages for event in stage.program.events if event.recorded])
+    template = template_of([event for stage in run.stages for event in stage.program.events if event.recorded])
     rows = columns.pop("template")
     series = {column.name: column for column in template.select(pl.all().gather(rows))}
     series["group"] = texts(columns.pop("group"), groups)
@@ -156,7 +156,7 @@ def _frame(run: Run, columns: dict[str, Integers], groups: list[str]) -> pl.Data
     return pl.DataFrame({name: series[name] for name in COLUMNS})
 
 
-def _template(events: list[Event]) -> pl.DataFrame:
+def template_of(events: list[Event]) -> pl.DataFrame:
     """Columns that are the same in every step and on every rank of a stage; one row an event."""
 
     def numbers(name: str, values: list[int]) -> pl.Series:
@@ -184,7 +184,6 @@ def _template(events: list[Event]) -> pl.DataFrame:
 def _rank_info(job: SyntheticJob, layout: Layout, rank: int) -> RankInfo:
     host = f"node{rank // job.ranks_per_host:03d}"
     stage, index = divmod(rank, layout.width)
-    faults = [str(f) for f in job.faults if _concerns(job, f, rank, stage, index, layout)]
     return RankInfo(
         rank=rank,
         host=host,
@@ -192,8 +191,14 @@ def _rank_info(job: SyntheticJob, layout: Layout, rank: int) -> RankInfo:
         device_name="synthetic",
         clock=host,
         coordinates=job.topology.coordinates(rank),
-        faults=tuple(faults),
+        faults=fault_texts(job, layout, stage, index),
     )
+
+
+def fault_texts(job: SyntheticJob, layout: Layout, stage: int, index: int) -> tuple[str, ...]:
+    """Faults of the rank at ``index`` of a stage, as text."""
+    rank = index + stage * layout.width
+    return tuple(str(f) for f in job.faults if _concerns(job, f, rank, stage, index, layout))
 
 
 def _concerns(job: SyntheticJob, fault: SyntheticFault, rank: int, stage: int, index: int, layout: Layout) -> bool:

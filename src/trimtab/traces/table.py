@@ -103,6 +103,12 @@ class Trace:
     summaries: tuple[Path, ...] = ()
     """Files of summaries, of steps whose detail may be gone; see :mod:`trimtab.traces.summaries`."""
     warnings: tuple[str, ...] = ()
+    matching: str = "exact"
+    """How the same communication is known on several ranks: ``exact``: by (group, op, seq), as in
+    :mod:`trimtab.events`; ``order``: the format numbers nothing that could be trusted, so by the group's ranks, op,
+    size and the order on each rank."""
+    aligned: bool = False
+    """The times of all ranks are on one clock already."""
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:

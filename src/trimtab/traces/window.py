@@ -48,9 +48,9 @@ class Written:
 def choose(trace: Trace, steps: tuple[int, int] | None = None, max_events: int = MAX_EVENTS) -> Window:
     """The window of ``steps`` (first, last), or around the slowest step with at most ``max_events`` events.
 
-    Raises ValueError where there is nothing to show.
+    An event whose end nobody knows is shown as a moment. Raises ValueError where there is nothing to show.
     """
-    events = trace.events.filter(pl.col("start").is_not_null() & pl.col("end").is_not_null())
+    events = trace.events.filter(pl.col("start").is_not_null()).with_columns(end=pl.coalesce("end", "start"))
     if not len(events):
         raise ValueError("nothing to write: the trace holds no events")
     if steps is None and len(events) > max_events:

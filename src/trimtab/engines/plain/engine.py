@@ -88,7 +88,7 @@ class PlainEngine:
         ]
         try:
             self._patches.apply(DATA_PATCH, self._timed)
-        except PatchError as error:
+        except Exception as error:
             failed(f"data loading is not recorded ({error})")
         self._undo.append(when_imported("torch.distributed.pipelining.stage", self._patch_stages))
 
@@ -256,6 +256,8 @@ class PlainEngine:
             if self._guard.working:
                 try:
                     started = time.perf_counter_ns()
+                    if self._recorder is not None:
+                        self._recorder.phase = Kind.DATA
                     if injection is not None:
                         injection.delay_data()
                 except Exception as error:
@@ -268,7 +270,10 @@ class PlainEngine:
 
     def _host_span(self, kind: Kind, name: str, started: int, microbatch: int = -1) -> None:
         recorder = self._recorder
-        if recorder is None or not recorder.active or not self._guard.working:
+        if recorder is None:
+            return
+        recorder.phase = ""
+        if not recorder.active or not self._guard.working:
             return
         try:
             recorder.span(kind, name, started, time.perf_counter_ns(), stream=STREAM_HOST, microbatch=microbatch)

@@ -127,6 +127,16 @@ class Interception:
             complain,
         )
 
+    @property
+    def open(self) -> list[tuple[Pending, bool]]:
+        """See :meth:`Works.open`."""
+        return self._works.open()
+
+    @property
+    def groups(self) -> list[Group]:
+        """The process groups met so far. From any thread."""
+        return self._groups.known()
+
     def annotate(self, annotations: Annotator | None) -> None:
         """Tell ``annotations`` of the issue of each communication from now on."""
         self._works.annotations = annotations

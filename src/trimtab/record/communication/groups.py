@@ -75,6 +75,10 @@ class Groups:
         self._by_object: dict[int, tuple[weakref.ref[Any], Group]] = {}
         self._by_label: dict[tuple[str, tuple[int, ...]], Group] = {}
 
+    def known(self) -> list[Group]:
+        """All of them. From any thread."""
+        return list(self._by_label.values())
+
     def of(self, boxed: Any) -> Group:
         """The group of a process group as operators receive it."""
         group = ProcessGroup.unbox(boxed)

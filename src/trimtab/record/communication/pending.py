@@ -76,7 +76,7 @@ class Pending:
         self.dst = NO_RANK
         self.tag = -1
         self.waited_from: Mark = UNKNOWN
-        """When ``wait_tensor`` began to wait."""
+        """When somebody began to wait for it."""
         self.delay_ns = 0
         """By how much a device is to be held up when it has waited for this (slow links on NCCL)."""
         self.companions: Sequence[Pending] = ()

@@ -73,7 +73,7 @@ class WorkMethods:
                 else:
                     pending = under_way(work)
                     if pending is not None:
-                        begin = mark()
+                        begin = pending.waited_from = mark()
             except Exception as error:
                 complain(SUBJECT_WAIT, error)
             result = original(work, *args, **kwargs)

@@ -77,6 +77,7 @@ class Works:
         self._complaints = complaints
         self._clock = clock
         self._in_place: dict[int, Pending] = {}  # by thread
+        self._waiting: dict[int, Pending] = {}  # in place, by thread: whose wait has begun
         self._by_address: dict[int, Pending] = {}
         self._by_tensor: dict[int, Pending] = {}
         # By identity, taken out with one atomic pop by whoever first sees the end: a callback or a wait.
@@ -307,7 +308,17 @@ class Works:
 
     def waits_in_place(self) -> Pending | None:
         """The communication that the calling thread has issued and that torch.distributed now waits for."""
-        return self._in_place.pop(get_ident(), None)
+        pending = self._in_place.pop(get_ident(), None)
+        if pending is not None:
+            self._waiting[get_ident()] = pending
+        return pending
+
+    def open(self) -> list[tuple[Pending, bool]]:
+        """Those whose end is not known, and whether a thread waits for them. From any thread; NCCL's are not here, the
+        ends of which are marks in a stream."""
+        blocking = [*self._waiting.values(), *self._in_place.values()]
+        beside = list(self._unfinished.values())
+        return [(pending, True) for pending in blocking] + [(one, one.waited_from != UNKNOWN) for one in beside]
 
     def under_way(self, work: Work) -> Pending | None:
         """The communication of a work; None where it is unknown or was waited for."""
@@ -315,6 +326,7 @@ class Works:
 
     def ended_in_place(self, pending: Pending) -> None:
         """A wait for what :meth:`waits_in_place` gave is over."""
+        self._waiting.pop(get_ident(), None)
         self._end_in_place(pending)
 
     def waited(self, pending: Pending, work: Work, begin: Mark, in_place: bool) -> None:
@@ -360,7 +372,7 @@ class Works:
             self.listen()
         for pending in list(self._unfinished.values()):
             self._abandon(pending)
-        for known in (self._in_place, self._by_address, self._by_tensor):
+        for known in (self._in_place, self._waiting, self._by_address, self._by_tensor):
             known.clear()
 
 

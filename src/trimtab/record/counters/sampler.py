@@ -60,6 +60,8 @@ class Sampler:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._complaints = Complaints()
+        self.latest: dict[str, dict[str, Any]] = {}
+        """The last sample of each source, by its name."""
 
     def start(self) -> None:
         """Begin; RuntimeError where no thread can be started."""
@@ -86,6 +88,7 @@ class Sampler:
                 self._sources.remove(source)
                 self._complaints.about(f"counters of the {source.name}", error)
                 continue
+            self.latest[source.name] = values
             if values and recorder.active:
                 recorder.span(Kind.COUNTER, source.name, now, now, stream=STREAM_HOST, args=values, step=step)
 

@@ -65,6 +65,10 @@ class Sites:
         self._ids[site] = number
         return number
 
+    def at(self, number: int) -> Site:
+        """One of them. From any thread."""
+        return self._sites.get(number, _UNSET)
+
     def listed(self) -> list[Site]:
         """All sites by number. A number may be taken and its site not yet stored; no row can name it before it is."""
         return [self._sites.get(number, _UNSET) for number in range(max(list(self._sites), default=-1) + 1)]

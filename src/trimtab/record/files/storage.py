@@ -23,7 +23,7 @@ from trimtab.record.files.retention import Retention, space
 from trimtab.record.files.ring import Rows
 from trimtab.record.files.rows import Sites, to_batch
 from trimtab.record.files.spool import EACH_BATCH, Opener, Spool, create_exclusively, file_name
-from trimtab.record.files.summary import Summaries
+from trimtab.record.files.summary import StepSum, Summaries
 from trimtab.record.run_identity import directory_of
 
 _SUMMARY_SECONDS: Final = 300.0
@@ -66,6 +66,7 @@ class Storage:
         self._longest = config.rotate_minutes * 60
         self._summaries: Summaries | None = None
         self._summarising = True
+        self._step_ended: Callable[[StepSum], None] | None = None
         self._summary: Spool | None = None
         self._said: dict[str, Any] = {}
         self._noted: SimpleQueue[str] = SimpleQueue()
@@ -87,6 +88,17 @@ class Storage:
         self._detail.append(to_batch(rows, sites, args, FILE_SCHEMA), metadata)
         self._said |= {key: value for key, value in metadata.items() if key not in EACH_BATCH}
         self._summarise(rows, sites, args)
+
+    def follow(self, step_ended: Callable[[StepSum], None]) -> None:
+        """Have each step told as it is summed up. From any thread."""
+        self._step_ended = step_ended
+        summaries = self._summaries
+        if summaries is not None:
+            summaries.ended = step_ended
+
+    def again(self, step: StepSum) -> StepSum:
+        """See :meth:`Summaries.again`."""
+        return step if self._summaries is None else self._summaries.again(step)
 
     def tend(self) -> None:
         """After each round: whatever has become due."""
@@ -125,6 +137,7 @@ class Storage:
             return
         if self._summaries is None:
             self._summaries = Summaries(sites)
+            self._summaries.ended = self._step_ended
         if self._summaries.at_beginning:
             self._stretch_began = self._clock()
         try:

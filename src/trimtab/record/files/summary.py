@@ -12,7 +12,7 @@ All sums are made by numpy from the rows that the writer holds anyway.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,7 +45,8 @@ _LENGTH_BITS: Final = 48
 """Durations are compared up to this many bits, three days."""
 
 # What an event counts as in its step.
-_NOTHING, _COMPUTE, _STALL, _BESIDE, _DATA = range(5)
+_NOTHING, _COMPUTE, _STALL, _BESIDE, _DATA, _GC, _ASIDE = range(7)
+_NO_TIME: Final = np.zeros(_ASIDE + 1, np.int64)
 # How it is kept.
 _SUMMED, _STEP, _AS_IT_IS, _COUNTER = range(4)
 
@@ -63,12 +64,30 @@ class Kept:
         self.args.append(args)
 
 
+@dataclass(frozen=True, slots=True)
+class StepSum:
+    """A step that has ended: times in nanoseconds, of the recorder's clock or covered by a class of work."""
+
+    step: int
+    start: int
+    end: int
+    compute: int
+    stall: int
+    """Communication and waits in place."""
+    data: int
+    gc: int
+    aside: int
+    """Profiler windows being opened and closed, checkpoints and evaluations."""
+
+
 class Summaries:
     """Sums up one rank's events. Single-threaded; memory is bounded by the number of sites."""
 
     def __init__(self, sites: Sites) -> None:
         """``sites`` are those of the rows to come."""
         self.sites = sites
+        self.ended: Callable[[StepSum], None] | None = None
+        """Told of each step as its end is written, in order; see :meth:`again`."""
         self._stretch = _Stretch()
         self._class_of: Ints = np.empty(0, np.int64)
         self._keep_of: Ints = np.empty(0, np.int64)
@@ -96,6 +115,18 @@ class Summaries:
                 columns = {name: column[summed] for name, column in columns.items()}
             self._spend(columns)
             self._stretch.add(columns, len(self._keep_of))
+        if self.ended is not None:
+            for place in np.flatnonzero(keep == _STEP):
+                step, start, end = (int(rows[place, COLUMN[name]]) for name in ("step", "start", "end"))
+                self.ended(self.again(StepSum(step, start, end, 0, 0, 0, 0, 0)))
+
+    def again(self, step: StepSum) -> StepSum:
+        """``step`` with what has become known of it since: a device's times may come in a round late."""
+        spent = self._spent.get(step.step)
+        if spent is None:
+            return step
+        _, compute, stall, _, data, gc, aside = spent.tolist()
+        return StepSum(step.step, step.start, step.end, compute, stall, data, gc, aside)
 
     def take(self, seconds: float, *, everything: bool = False) -> tuple[Rows, list[str | None]]:
         """What is ready to be written: n rows and their args. ``seconds`` have passed since the stretch began.
@@ -106,7 +137,7 @@ class Summaries:
         ready = len(self._ended) if everything else max(len(self._ended) - 2, 0)
         for row in self._ended[:ready]:
             step = int(row[COLUMN["step"]])
-            spent = self._spent.pop(step, np.zeros(_DATA + 1, np.int64))
+            spent = self._spent.pop(step, _NO_TIME)
             kept.add(row, _json(spent))
         self._ended = self._ended[ready:]
         if everything or seconds >= LONGEST_SECONDS or self._stretch.full:
@@ -147,9 +178,9 @@ class Summaries:
         """
         steps, index = np.unique(columns["step"], return_inverse=True)
         classes, start, end = self._class_of[columns["site"]], columns["start"], columns["end"]
-        spent = np.zeros((len(steps), _DATA + 1), np.int64)
+        spent = np.zeros((len(steps), len(_NO_TIME)), np.int64)
         spent[:, _NOTHING] = np.bincount(index, minlength=len(steps))
-        for kind in (_STALL, _BESIDE, _DATA):
+        for kind in (_STALL, _BESIDE, _DATA, _GC, _ASIDE):
             of_kind = classes == kind
             spent[:, kind] = covered(index[of_kind], start[of_kind], end[of_kind], len(steps))
         # Communication in place lies within a layer as often as beside it.
@@ -257,6 +288,10 @@ def _class_of(site: Site) -> int:
         return _STALL if stream == STREAM_COMPUTE else _BESIDE
     if kind == Kind.HOST and name == NAME_WAIT:
         return _STALL
+    if kind in (Kind.CHECKPOINT, Kind.EVALUATION) or (kind == Kind.HOST and name == NAME_WINDOW):
+        return _ASIDE
+    if kind == Kind.GC:
+        return _GC
     return _DATA if kind == Kind.DATA else _NOTHING
 
 
@@ -270,6 +305,6 @@ def _keep_of(site: Site) -> int:
 
 
 def _json(spent: Ints) -> str:
-    events, compute, stall, beside, data = spent.tolist()
+    events, compute, stall, beside, data = spent[: _DATA + 1].tolist()
     said = {"compute_ns": compute, "comm_ns": stall, "beside_ns": beside, "data_ns": data, "events": events}
     return json.dumps(said, separators=(",", ":"))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from trimtab.record.clocks import UNKNOWN, DeferredDevice, Device
+from trimtab.record.complain import failed
 from trimtab.record.files.ring import COLUMN, WIDTH, Ring, Rows
 from trimtab.record.files.rows import Sites
 from trimtab.record.files.storage import Storage
+from trimtab.record.files.summary import StepSum
 
 _TIMES: Final = (COLUMN["ready"], COLUMN["start"], COLUMN["end"])
 _SPAN: Final = (COLUMN["start"], COLUMN["end"])
@@ -24,6 +26,16 @@ _BATCH_ROWS: Final = 4_096
 _GRACE_ROUNDS: Final = 20
 _GRACE_SECONDS: Final = 0.1
 _SHORTEST_WAIT_SECONDS: Final = 0.01
+
+
+class Follower(Protocol):
+    """Whoever wants to know how the steps went while the job runs. Called on the writer's thread."""
+
+    def step_ended(self, step: StepSum) -> None:
+        """One has been summed up."""
+
+    def round_over(self, again: Callable[[StepSum], StepSum]) -> None:
+        """A round is over, whether there was anything to write or not; ``again`` is that of the summaries."""
 
 
 class Writer:
@@ -44,6 +56,7 @@ class Writer:
         self._dropped = 0
         self._unknown_times = 0
         self._waiting: Rows = np.empty((0, WIDTH), np.int64)
+        self._follower: Follower | None = None
         self._stopping = False
         self._finished = False
         self._thread: threading.Thread | None = None
@@ -66,6 +79,21 @@ class Writer:
     def path(self) -> Path:
         """The file being written."""
         return self._storage.path
+
+    def follow(self, follower: Follower) -> None:
+        """Tell ``follower`` of the steps from now on; one that raises is told no more."""
+        self._follower = follower
+        self._storage.follow(self._step_ended)
+
+    @property
+    def unresolved(self) -> Rows:
+        """Rows (n x WIDTH) that wait for the device, as of the last round; not to be changed. From any thread."""
+        return self._waiting
+
+    @property
+    def groups(self) -> Mapping[str, list[int]]:
+        """The ranks of each process group that was described, by its name. From any thread, not to be changed."""
+        return self._groups
 
     def note_window(self, name: str) -> None:
         """A profiler's file of this name lies beside the rank's own; it counts as one of them. From any thread."""
@@ -94,6 +122,7 @@ class Writer:
     def round(self) -> None:
         """Write what has come in, and look after the files."""
         self._write(self._due(), {})
+        self._round_over()
         self._storage.tend()
 
     def finish(self) -> None:
@@ -107,6 +136,7 @@ class Writer:
             rows = np.concatenate([rows, self._due()])
         rows = np.concatenate([rows, _given_up(self._waiting)])
         self._write(rows, {"closed": True})
+        self._round_over()
         self._storage.close()
 
     def _run(self, failed: Callable[[Exception], None]) -> None:
@@ -118,6 +148,22 @@ class Writer:
         except BaseException as error:  # nobody else would notice that the thread has ended
             self.abandon()
             failed(error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__} in the writer"))
+
+    def _step_ended(self, step: StepSum) -> None:
+        if self._follower is not None:
+            self._told(lambda follower: follower.step_ended(step))
+
+    def _round_over(self) -> None:
+        if self._follower is not None:
+            self._told(lambda follower: follower.round_over(self._storage.again))
+
+    def _told(self, tell: Callable[[Follower], None]) -> None:
+        assert self._follower is not None
+        try:
+            tell(self._follower)
+        except Exception as error:
+            self._follower = None
+            failed(f"steps are not told while the job runs ({type(error).__name__}: {error})")
 
     def _wait(self) -> None:
         with contextlib.suppress(Empty):

@@ -85,6 +85,8 @@ class Windows:
         self._asked: tuple[int, int] | None = None  # when to begin (Unix), how many steps
         self._attached = unix()
         self._served = -1  # the request
+        self.profiled = range(0)
+        """Steps of the window that is open, or was the last."""
         self._window: _Window | None = None
         self._busy = False
         self._working = True
@@ -156,6 +158,10 @@ class Windows:
         if thread.is_alive():
             self._say("file", f"the file of a profiler window could not be finished within {timeout:g} s")
 
+    def ask(self, begins_unix_ns: int, steps: int) -> None:
+        """Open a window of so many steps at the first one from ``begins_unix_ns`` on. From any thread."""
+        self._asked = (begins_unix_ns, steps)
+
     def look(self) -> None:
         """Is a window asked for?"""
         try:
@@ -168,7 +174,7 @@ class Windows:
             return
         self._served = request.number
         if includes(request.ranks, self._place.rank):
-            self._asked = (request.begins_unix_ns, request.steps)
+            self.ask(request.begins_unix_ns, request.steps)
 
     def write(self) -> bool:
         """Write the next file that waits; False if there is none."""
@@ -215,6 +221,7 @@ class Windows:
             opening=(begun, now),
             clock=(now, now + unix_offset_ns(self._clock)),
         )
+        self.profiled = range(step, step + steps)
         self._annotations.on()
 
     def _close(self, window: _Window, *, wait: bool = True) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from trimtab.scan.arrays import Bools, Ints
 from trimtab.scan.candidates import Candidate, Context, describe_ranks, describe_steps
 from trimtab.scan.causes.hiccups import hiccup_share, rotating
+from trimtab.scan.causes.kernels import extra_work, fix_by_segment
 from trimtab.scan.causes.workload import Workload
 from trimtab.scan.citations import clocked_down
 from trimtab.scan.measure import COMPUTE_CODES, others
@@ -16,6 +17,8 @@ from trimtab.scan.table import KINDS
 
 LEAST_NOISE = 1e-3
 """Floor for the noise of a ratio: clocks and rounding."""
+USUAL_NOISE = 0.02
+"""Noise of the ratio between the compute times of two sound GPUs in one step (H200, 0 to 2 %)."""
 COMMON = 0.5
 """A slow-down is everybody's if nine ranks of ten have at least this part of it."""
 
@@ -30,11 +33,18 @@ def slow_rank(context: Context, workload: Workload) -> list[Candidate]:
     with np.errstate(divide="ignore", invalid="ignore"):
         x = np.log(compute / np.where(alone[:, None], own, reference))
     x = np.where(np.isfinite(x), x, 0.0)
-    scale = noise(x, LEAST_NOISE)
+    scale = noise(x, LEAST_NOISE, USUAL_NOISE)
     found = stretches(x, scale, alone)
-    slow = {r: s for r, s in enumerate(found) if s is not None and context.bound(s, scale, len(found)) > 0}
+    slow = {r: s for r, s in enumerate(found) if s is not None and _is_certain(context, r, s, scale)}
     out = [_slow_rank(context, rank, stretch, scale, bool(alone[rank])) for rank, stretch in _own(slow, alone).items()]
     return out + rotating(context, FindingKind.SLOW_RANK, x, scale, out, COMPUTE_CODES)
+
+
+def _is_certain(context: Context, rank: int, stretch: Stretch, scale: Noise) -> bool:
+    if context.bound(stretch, scale, context.measures.shape[0]) > 0:
+        return True
+    extra = extra_work(context, rank, stretch)
+    return extra is not None and extra.certain > 0
 
 
 def _own(slow: dict[int, Stretch], alone: Bools) -> dict[int, Stretch]:
@@ -59,8 +69,14 @@ def _slow_rank(context: Context, rank: int, stretch: Stretch, scale: Noise, alon
         & (measures.pieces.step >= stretch.first)
         & (measures.pieces.step <= stretch.last)
     )
+    certain = context.bound(stretch, scale, measures.shape[0])
+    confidence = context.confidence(stretch, scale, measures.shape[0])
+    extra = extra_work(context, rank, stretch)
+    if extra is not None:
+        certain, confidence = max(certain, extra.certain), max(confidence, extra.confidence)
     peers = np.flatnonzero(measures.peers.group == measures.peers.group[rank])
     peers = peers[peers != rank]
+    seen = peers[measures.replayed[peers]]
     when = describe_steps(context, stretch.first, stretch.last)
     shown = ", ".join(f"{KINDS[code].value} {value:.2f}x" for code, value in by_kind.items())
     if alone:
@@ -71,19 +87,19 @@ def _slow_rank(context: Context, rank: int, stretch: Stretch, scale: Noise, alon
             )
     else:
         evidence = [f"compute takes {ratio:.2f}x its peers ({describe_ranks(context, peers)}) {when} ({shown})"]
-        evidence += _cpu_evidence(context, rank, peers, steps)
+        evidence += _cpu_evidence(context, rank, seen, steps)
     return Candidate(
         kind=FindingKind.SLOW_RANK,
         ranks=np.array([rank]),
-        certain=context.bound(stretch, scale, measures.shape[0]),
-        confidence=context.confidence(stretch, scale, measures.shape[0]),
+        certain=certain,
+        confidence=confidence,
         ratio=ratio,
         first=stretch.first,
         last=stretch.last,
         ops=ops or ("compute",),
         evidence=tuple(evidence),
         pieces=pieces,
-        piece_fix=np.full(len(pieces), 1 / ratio),
+        piece_fix=np.full(len(pieces), 1 / ratio) if alone else fix_by_segment(context, pieces, ratio),
         stage=measures.peers.stage[measures.peers.group[rank]],
         least_share=hiccup_share(context, stretch.length),
     )

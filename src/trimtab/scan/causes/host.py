@@ -18,6 +18,8 @@ from trimtab.scan.table import CODE
 
 LEAST_NOISE = 5e-4
 """Floor for the noise of host time, as a share of the step time."""
+USUAL_NOISE = 0.01
+"""Noise of host time on a sound machine, as a share of the step time."""
 RARE = 0.5
 """What concerns less than this share of the steps between its first and last is called transient."""
 
@@ -32,7 +34,7 @@ def host_cause(kind: FindingKind, work: Kind, words: str) -> Callable[[Context, 
         alone = measures.peers.alone
         reference = np.where(alone[:, None], _anybody(seconds), others(seconds, measures.peers.group))
         x = (seconds - reference) / measures.step_s
-        scale = noise(x, LEAST_NOISE)
+        scale = noise(x, LEAST_NOISE, USUAL_NOISE)
         found = stretches(x, scale)
         out = []
         for rank, stretch in enumerate(found):
@@ -106,6 +108,7 @@ def _host_candidate(
         evidence=(
             f"{words} takes {mine * 1e3:.1f} ms a step against {usual * 1e3:.1f} ms on its peers, "
             f"{describe_steps(context, stretch.first, stretch.last)}",
+            *_gaps(context, kind, pieces, stretch.length),
             *_names(context, pieces),
         ),
         pieces=pieces,
@@ -114,6 +117,23 @@ def _host_candidate(
         pattern=Pattern.TRANSIENT if count < RARE * stretch.length else None,
         least_share=_least_share(context, rank, stretch, count),
     )
+
+
+def _gaps(context: Context, kind: FindingKind, pieces: Ints, steps: int) -> list[str]:
+    """How often a device stood idle, where kernels show it."""
+    if context.kernels is None or kind != FindingKind.HOST_STALL or not len(pieces):
+        return []
+    chosen = context.measures.pieces
+    if context.table.synchronous_device[chosen.rank[pieces[0]]]:
+        return []
+    begin = chosen.start[pieces]
+    end = begin + chosen.duration[pieces]
+    first = np.r_[True, begin[1:] != end[:-1]]
+    longest = float(np.bincount(np.cumsum(first) - 1, weights=end - begin).max())
+    return [
+        f"its device stood idle {first.sum() / steps:,.0f} times a step, {longest / 1e6:.1f} ms at the longest, "
+        "until the host launched the next kernel"
+    ]
 
 
 def _names(context: Context, pieces: Ints) -> list[str]:

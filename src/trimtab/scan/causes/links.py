@@ -68,7 +68,10 @@ def slow_link(context: Context, workload: Workload) -> list[Candidate]:
         for link, stretch in zip(members, stretches(x[members], scale, operations.alone[members]), strict=True):
             if stretch is None or context.bound(stretch, scale, links) <= 0:
                 continue
-            candidate = _candidate(context, operations, int(link), family, stretch, scale)
+            mine = (operations.link == link) & (operations.step >= stretch.first) & (operations.step <= stretch.last)
+            if not operations.seen[mine].any():
+                continue
+            candidate = _candidate(context, operations, mine, family, stretch, scale)
             if candidate.ratio >= _least_ratio(context, bool(operations.alone[link])):
                 out.append(candidate)
     # What a rank exchanges with itself alone passes no link, however long it takes.
@@ -137,10 +140,10 @@ def _families(context: Context, operations: _Operations) -> list[tuple[str, Ints
 
 
 def _candidate(
-    context: Context, operations: _Operations, link: int, family: str, stretch: Stretch, scale: Noise
+    context: Context, operations: _Operations, mine: Bools, family: str, stretch: Stretch, scale: Noise
 ) -> Candidate:
     table, transfers, links = context.table, context.transfers, len(operations.alone)
-    mine = (operations.link == link) & (operations.step >= stretch.first) & (operations.step <= stretch.last)
+    link = int(operations.link[np.argmax(mine)])
     usual = _usual_outside(operations, link, mine)
     target = np.full(int(transfers.comm.max()) + 1, np.nan)
     target[operations.comm[mine]] = usual

@@ -17,6 +17,8 @@ from trimtab.scan.table import KINDS
 
 LEAST_NOISE = 1e-3
 """Floor for the noise of a ratio: clocks and rounding."""
+USUAL_NOISE = 0.02
+"""Noise of the ratio between the compute times of two sound GPUs in one step."""
 
 
 def slow_stage(context: Context, workload: Workload) -> list[Candidate]:
@@ -37,7 +39,7 @@ def slow_stage(context: Context, workload: Workload) -> list[Candidate]:
             x = np.log(by_stage[part] / rest)[None, :]
         if not np.isfinite(x).all():
             continue
-        scale = noise(x, LEAST_NOISE)
+        scale = noise(x, LEAST_NOISE, USUAL_NOISE)
         stretch = Stretch(0, x.shape[1] - 1, float(x.mean()), scale.sigma / np.sqrt(x.shape[1]))
         if stretch.mean > 0 and context.bound(stretch, scale, peers.count) > 0:
             out.append(_slow_stage(context, part, stretch, scale))

@@ -46,7 +46,8 @@ def examine(context: Context) -> Workload:
     ranks, steps = measures.shape
     plain = Workload(np.ones((ranks, steps)))
     _, count = _microbatches(context)
-    if count < 2 or ranks * steps * count > len(measures.pieces.row):  # numbers that hardly any two have in common
+    known = len(measures.pieces.row) + (0 if measures.summed is None else int(measures.summed.instances.sum()))
+    if count < 2 or ranks * steps * count > known:  # numbers that hardly any two have in common
         return plain
     forward, backward = _by_microbatch(context)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -79,6 +80,9 @@ def _by_microbatch(context: Context) -> tuple[Floats, Floats]:
         mine = (microbatch >= 0) & np.isin(pieces.kind, codes)
         index = measures.cell[mine] * count + microbatch[mine]
         out.append(sums(index, pieces.duration[mine], int(np.prod(shape))).reshape(shape))
+    if measures.summed is not None:
+        for total, summed in zip(out, measures.summed.passes, strict=True):
+            total[measures.summed.ranks] = summed[measures.summed.ranks]
     return out[0], out[1]
 
 
@@ -87,6 +91,8 @@ def _microbatches(context: Context) -> tuple[Ints, int]:
     pieces, table = context.measures.pieces, context.table
     said = np.where(pieces.row >= 0, table.microbatch[np.maximum(pieces.row, 0)], -1)
     numbers = np.unique(said[said >= 0])
+    if context.measures.summed is not None:
+        numbers = context.measures.summed.microbatches
     return np.where(said >= 0, np.searchsorted(numbers, said), -1), len(numbers)
 
 

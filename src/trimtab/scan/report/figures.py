@@ -16,6 +16,7 @@ import numpy as np
 
 from trimtab.scan.plots import Category, ReportPlots, Segment
 from trimtab.scan.report import wording
+from trimtab.scan.report.segments import coarse
 
 _MOST_HEATMAP_RANKS: Final = 512
 _MOST_TIMELINE_RANKS: Final = 64
@@ -31,6 +32,7 @@ _CATEGORY_NAMES: Final = {
     Category.FORWARD: "forward",
     Category.BACKWARD: "backward",
     Category.OPTIMIZER: "optimizer",
+    Category.KERNEL: "kernels",
     Category.OTHER: "other work",
     Category.TRANSFER: "communication, transfer",
     Category.WAIT: "communication, waiting",
@@ -100,7 +102,7 @@ def timeline(plots: ReportPlots) -> Figure | None:
         costly = sorted(ranks, key=lambda rank: (-plots.lost_by_rank.get(rank, 0.0), rank))
         ranks = sorted(costly[:_MOST_TIMELINE_RANKS])
     kept = set(ranks)
-    segments = [segment for segment in plots.timeline if segment.rank in kept]
+    segments = coarse([segment for segment in plots.timeline if segment.rank in kept])
     shown = sorted(segments, key=lambda segment: segment.start_s - segment.end_s)[:_MOST_SEGMENTS]
     traces = [_segments(category, [s for s in shown if s.category is category]) for category in Category]
     step = "the worst step" if plots.timeline_step is None else f"step {plots.timeline_step}, the longest concerned"
@@ -133,7 +135,11 @@ def _segments(category: Category, segments: Sequence[Segment]) -> dict[str, Any]
         "y": [str(segment.rank) for segment in segments],
         "text": [_escaped(segment.label) for segment in segments],
         "textposition": "none",
-        "marker": {"color": f"var(--{category.value})", "line": {"width": 0.5, "color": "var(--panel)"}},
+        # kernels lie so close that there would be more outline than kernel
+        "marker": {
+            "color": f"var(--{category.value})",
+            "line": {"width": 0 if category is Category.KERNEL else 0.5, "color": "var(--panel)"},
+        },
         "hovertemplate": f"rank %{{y}}, {name}<br>%{{text}}<br>%{{x:.3f}} ms from %{{base:.3f}} ms<extra></extra>",
     }
 

@@ -186,8 +186,8 @@ def _facts(report: Report) -> str:
         ("steps judged", str(job.steps)),
         ("devices", _DEVICES.get(job.device, job.device)),
         ("clocks", wording.clocks(report.clock)),
-        ("communications matched", f"{matching.matched:,}, {matching.unmatched:,} not"),
-        ("complete on every rank", percent(matching.confidence)),
+        ("communications matched", f"{matching.matched:,}{wording.matched(matching)}, {matching.unmatched:,} not"),
+        ("complete and sure", percent(matching.confidence)),
         ("PP send window", seconds(windows.pp_send_s) if windows.pp_send_s is not None else "not measured"),
         ("DP reduce window", seconds(windows.dp_reduce_s) if windows.dp_reduce_s is not None else "not measured"),
     ]

@@ -73,8 +73,8 @@ def _facts(report: Report) -> Table:
     grid.add_row(
         "matching",
         Text(
-            f"{matching.matched} communications matched, {matching.unmatched} not; "
-            f"{percent(matching.confidence)} complete"
+            f"{matching.matched} communications matched{wording.matched(matching)}, {matching.unmatched} not; "
+            f"{percent(matching.confidence)} complete and sure"
         ),
     )
     if report.windows.pp_send_s is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trimtab.scan.model import Clock, Finding, FindingKind, Job, Pattern, Report, Verdict, Victim
+from trimtab.scan.model import Clock, Finding, FindingKind, Job, Matching, Pattern, Report, Verdict, Victim
 
 UNKNOWN: Final = "unknown"
 
@@ -174,6 +174,14 @@ def clocks(clock: Clock) -> str:
     error = f"error {microseconds(clock.error_us.p50)} median, {microseconds(clock.error_us.max)} at most"
     lost = f"; {ranks_named(clock.unconnected)} not connected" if clock.unconnected else ""
     return f"{state}, {error}, {clock.anchors:,} anchors{lost}{drifting}"
+
+
+def matched(matching: Matching) -> str:
+    """How communications were matched, if not by sequence numbers alone."""
+    by = matching.by
+    if not by.order:
+        return ""
+    return " by order" if not by.sequence_numbers else f" ({by.order:,} of them by order)"
 
 
 @dataclass(frozen=True, slots=True)

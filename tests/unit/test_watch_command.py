@@ -1,0 +1,149 @@
+"""trimtab watch, with ranks that speak over the real channel: what it prints, how it ends, and that nothing is left."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from online_jobs import Job
+from rich.console import Console
+from test_online_detect import slow
+
+from trimtab.config import Config
+from trimtab.control.messages import to_json
+from trimtab.control.opening import join, meet
+from trimtab.control.rendezvous import RENDEZVOUS_FILE
+from trimtab.record.live import live
+from trimtab.scan.online.summary import encode
+from trimtab.watch import source
+from trimtab.watch.command import LOG_FILE, Options, address_of, watch
+
+CONFIG = Config()
+DEADLINE = 60.0
+
+
+def wait_for(condition):
+    """Until ``condition()``; something else is awaited here than time."""
+    until = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def speak(directory, job, steps, said_by=None):
+    """Be the ranks of ``job``: meet the hub, tell of the steps, and leave."""
+    wait_for((directory / RENDEZVOUS_FILE).exists)
+    ranks = [join(f"rank.{rank}", CONFIG.control, directory, os.environ) for rank in range(job.ranks)]
+    for rank in ranks:
+        assert rank.wait_connected(DEADLINE)
+        rank.answer("window", lambda message: message.body)
+    for number in range(steps):
+        for summary in job.step(number):
+            ranks[(said_by or {}).get(summary.rank, summary.rank)].publish(source.SUMMARY, to_json(encode(summary)))
+    for rank in ranks:
+        rank.close()
+
+
+@contextmanager
+def speaking(*arguments, **more):
+    thread = threading.Thread(target=speak, args=arguments, kwargs=more)
+    thread.start()
+    yield
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+
+
+def watched(options, capsys=None):
+    """Whether something was found, and what was printed and told."""
+    console = Console(file=io.StringIO(), width=80, height=24)
+    told = []
+    found = watch(options, CONFIG, os.environ, console, told.append)
+    return found, console.file.getvalue(), told
+
+
+def left_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_subjects_are_those_on_which_ranks_publish():
+    assert (source.SUMMARY, source.HEARTBEAT) == (live.SUMMARY, live.HEARTBEAT)
+    assert live.rank_name(3) == "rank.3"
+
+
+def test_lines_name_the_culprit_and_the_log_keeps_it(tmp_path):
+    job = Job(ranks=6, noise=0.01, disturb=slow(3, 1.4, first=30))
+    with speaking(tmp_path, job, 40):
+        found, out, told = watched(Options(str(tmp_path), grace=0.0))
+    assert found
+    assert told == []
+    (alarm,) = [line for line in out.splitlines() if line.startswith(" ALARM ")]
+    assert "Rank 3 (node-0) computes 1." in alarm
+    assert "A profiler window of 3 steps opens on rank 3 and its peers 4, 5." in out
+    assert left_in(tmp_path) == [LOG_FILE]
+    logged = [json.loads(line) for line in (tmp_path / LOG_FILE).read_text().splitlines()]
+    assert [line["event"] for line in logged][:2] == ["alarm", "note"]
+    assert logged[0]["alarm"]["ranks"] == [3]
+
+
+def test_once_shows_one_picture(tmp_path):
+    with speaking(tmp_path, Job(ranks=6), 30):
+        found, out, _ = watched(Options(str(tmp_path), once=True))
+    assert not found
+    assert "> " not in out
+    assert out.count("rank 5") == 1
+    assert left_in(tmp_path) == []
+
+
+def test_json_is_one_object_a_line(tmp_path, capsys):
+    with speaking(tmp_path, Job(ranks=4, noise=0.01), 40):
+        watched(Options(str(tmp_path), json=True, every=0.01, grace=0.0))
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["event"] for line in said} == {"state"}
+    assert (said[-1]["ranks"], said[-1]["step"], said[-1]["ready"], said[-1]["alarms"]) == (4, 39, True, [])
+
+
+def test_a_rank_cannot_speak_for_another(tmp_path):
+    with speaking(tmp_path, Job(ranks=4), 3, said_by={2: 1}):
+        _, out, _ = watched(Options(str(tmp_path), grace=0.0))
+    assert "3 of 4 ranks heard" in out
+
+
+def test_a_second_one_joins_the_hub_of_the_first(tmp_path):
+    with meet("first", CONFIG.control, tmp_path, os.environ), speaking(tmp_path, Job(ranks=6), 40):
+        _, out, _ = watched(Options(str(tmp_path), once=True))
+    assert "6 ranks" in out
+
+
+def test_metrics_are_served_where_it_was_asked_for(tmp_path):
+    with speaking(tmp_path, Job(ranks=4), 3):
+        _, _, told = watched(Options(str(tmp_path), prometheus="127.0.0.1:0", grace=0.0))
+    assert told[0].startswith("metrics: http://127.0.0.1:")
+
+
+def test_addresses_are_on_loopback_unless_they_name_a_host():
+    assert address_of("9464") == address_of(":9464") == ("127.0.0.1", 9464)
+    assert address_of("0.0.0.0:9464") == ("0.0.0.0", 9464)
+
+
+@pytest.mark.parametrize("target", ["/does/not/exist", "nonsense", __file__])
+def test_what_is_no_run_is_told_in_one_line(target):
+    with pytest.raises(ValueError, match="no such directory; give record.dir"):
+        watched(Options(target))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(tmp_path, number):
+    command = [sys.executable, "-m", "trimtab", "watch", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for((tmp_path / RENDEZVOUS_FILE).exists)
+        process.stdout.readline()
+        process.send_signal(number)
+        _, error = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, error) == (130, "trimtab: interrupted\n")
+    assert left_in(tmp_path) == []
