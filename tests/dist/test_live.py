@@ -153,3 +153,49 @@ def test_the_hub_is_killed_while_the_job_runs(tmp_path: Path) -> None:
         hub.kill()
         hub.join()
     _check(results, 2)
+
+
+def _hanging(rank: int, folder: str, done: str) -> int:
+    """Rank 1 comes to the second all-reduce only when ``done`` is there; one runs beside, too."""
+    dist.init_process_group("gloo")
+    record = {"dir": folder, "run_id": "job", "flush_seconds": 0.1}
+    with trimtab.attach(engine={"name": "torch"}, record=record, control=CONTROL, live=LIVE) as session:
+        session.step()
+        dist.all_reduce(torch.ones(4))
+        work = dist.all_reduce(torch.ones(8), async_op=True) if rank == 0 else None
+        if rank == 1:
+            while not Path(done).exists():
+                time.sleep(0.01)
+            work = dist.all_reduce(torch.ones(8), async_op=True)
+        assert work is not None
+        dist.broadcast(torch.ones(16), 0)
+        work.wait()
+    return session.rank
+
+
+def test_a_rank_that_waits_says_for_what_and_the_missing_one_how_far_it_came(tmp_path: Path) -> None:
+    done, run = tmp_path / "done", tmp_path / "run"
+    run.mkdir()
+    inbox = Inbox()
+    seen: dict[int, Heartbeat] = {}
+    with open_hub(ControlConfig(transport="tcp"), run, {}) as hub:
+        hub.subscribe("heartbeat", inbox.put)
+        job = threading.Thread(target=lambda: run_ranks(2, _hanging, str(run), str(done)))
+        job.start()
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while time.monotonic() < deadline and not (len(seen) == 2 and len(seen[0].open) == 2):
+                for message in inbox.take(0.1):
+                    beat = decode(from_json(message.body))
+                    assert isinstance(beat, Heartbeat)
+                    seen[beat.rank] = beat
+        finally:
+            done.write_text("")
+            job.join()
+    waiting = [(one.op, one.seq, one.bytes, one.blocking) for one in seen[0].open]
+    assert waiting == [("all_reduce", 1, 32, False), ("broadcast", 2, 64, True)]
+    assert seen[0].open[0].members == ((0, 1, 1),)
+    assert seen[1].open == ()
+    progress = {rank: [(one.issued, one.completed) for one in beat.groups] for rank, beat in seen.items()}
+    assert progress == {0: [(2, 0)], 1: [(0, 0)]}
+    assert seen[0].groups[0].group == seen[1].groups[0].group

@@ -197,9 +197,30 @@ def ways(folder: str) -> dict[str, Any]:
     return counts
 
 
+def live(folder: str) -> dict[str, Any]:
+    """Steps for a hub to hear of, and at the end a collective that the device comes to only after seconds."""
+    told = {"look_seconds": 0.1, "heartbeat_seconds": 0.5}
+    session = trimtab.attach(
+        record={"dir": folder, "flush_seconds": 0.1}, live=told, control={"transport": "tcp"}, engine={"name": "torch"}
+    )
+    dist.init_process_group("nccl")
+    tensor = torch.ones(MIB, device="cuda")
+    for _ in range(ROUNDS):
+        session.step()
+        _busy(50)
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+    session.step()
+    _busy(4000)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    session.detach()
+    return {"last": ROUNDS}
+
+
 _SIDE: dict[str, torch.cuda.Stream] = {}
 SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {
-    job.__name__: job for job in (ends, messages, memory, graphs, marks, ways)
+    job.__name__: job for job in (ends, messages, memory, graphs, marks, ways, live)
 }
 
 

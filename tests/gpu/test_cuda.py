@@ -16,8 +16,12 @@ import pytest
 import torch
 from tests.gpu import training
 
-from trimtab.config import ScanConfig
+from trimtab.config import ControlConfig, ScanConfig
+from trimtab.control.endpoint import Inbox
+from trimtab.control.messages import from_json
+from trimtab.control.opening import open_hub
 from trimtab.scan.analysis import analyze
+from trimtab.scan.online.summary import Heartbeat, RankSummary, decode
 from trimtab.traces.read import read
 
 ROOT = Path(__file__).parents[2]
@@ -178,3 +182,28 @@ def test_the_examples_train_as_without_it_and_every_communication_has_its_partne
     assert report.matching.unmatched == 0
     assert report.matching.matched > 0
     assert read(tmp_path).events["end"].null_count() == 0
+
+
+def test_a_hub_hears_of_the_steps_and_of_what_the_device_has_not_come_to(tmp_path: Path) -> None:
+    summaries, heartbeats = Inbox(), Inbox()
+    with open_hub(ControlConfig(transport="tcp"), tmp_path, {}) as hub:
+        hub.subscribe("summary", summaries.put)
+        hub.subscribe("heartbeat", heartbeats.put)
+        last = run_job("live", tmp_path)[0]["last"]
+    steps = events_of(tmp_path).filter(pl.col("name") == "step")
+    recorded = {row["step"]: row["end"] - row["start"] for row in steps.iter_rows(named=True)}
+    told: dict[int, tuple[int, int]] = {}
+    for message in summaries.take():
+        summary = decode(from_json(message.body))
+        assert isinstance(summary, RankSummary)
+        if summary.rank == 0:
+            told |= {step.step: (step.duration_ns, step.wait_ns) for step in summary.steps}
+    assert len(told) > last // 2
+    assert all(recorded[step] == duration for step, (duration, _) in told.items())
+    assert all(0 <= wait < duration for duration, wait in told.values())
+    open_ones = []
+    for message in heartbeats.take():
+        beat = decode(from_json(message.body))
+        assert isinstance(beat, Heartbeat)
+        open_ones += [(one.op, one.seq, one.blocking) for one in beat.open if beat.step == last]
+    assert ("all_reduce", last, True) in open_ones

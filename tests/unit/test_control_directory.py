@@ -269,6 +269,18 @@ def test_silence_is_noticed_on_both_sides(job: Job) -> None:
     rank.waker.close()
 
 
+def test_what_a_killed_hub_left_is_no_sign_of_life(job: Job) -> None:
+    alive = job.server.folder / "hub.alive"
+    long_ago = alive.stat().st_mtime - 60
+    os.utime(alive, (long_ago, long_ago))
+    rank = Rank(job, "rank.0")
+    with pytest.raises(ValueError, match="shown no sign of life for 60 s"):
+        rank.poll()
+    assert rank.met == 0
+    assert [path.name for path in job.server.folder.iterdir()] == ["hub.alive"]
+    rank.waker.close()
+
+
 def test_a_stranger_in_the_directory_is_passed_over(job: Job) -> None:
     stranger = Rank(job, "rank.5", secret=b"another secret, not ours")
     with pytest.raises(ValueError, match="not authentic"):

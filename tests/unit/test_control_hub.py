@@ -333,7 +333,10 @@ def test_what_is_said_while_the_hub_is_away_is_kept_up_to_a_limit() -> None:
     assert looked.wait(SOON)
     for number in range(10):
         client.publish("summary", str(number).encode())
-    inbox = Inbox()
+    inbox, news = Inbox(), Inbox()
+    client.subscribe("news", news.put)
+    for number in range(10):
+        client.publish("summary", str(number).encode())
     hub = Hub(SECRET, address=("127.0.0.1", 0))
     hub.subscribe("summary", inbox.put)
     hub.start()
@@ -343,7 +346,9 @@ def test_what_is_said_while_the_hub_is_away_is_kept_up_to_a_limit() -> None:
     while len(got) < 4:
         got += [message.body for message in inbox.take(SOON)]
     assert got == [b"6", b"7", b"8", b"9"]
-    assert client.dropped == 6
+    assert client.dropped == 17
+    hub.publish("news", b"the subscription was not given up")
+    assert news.take(SOON)
     client.close()
     hub.close()
 
@@ -459,3 +464,16 @@ def test_the_limit_of_descriptors_is_never_lowered() -> None:
 def test_a_name_that_is_none_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(ValueError, match="a name is"):
         ClientSide(SECRET, "Rank 0")
+
+
+def test_a_connection_that_breaks_within_a_frame_says_nothing(hub: Hub) -> None:
+    inbox, lost = Inbox(), threading.Event()
+    hub.subscribe("summary", inbox.put)
+    hub.on_presence(lambda presence: lost.set() if presence.state == "lost" else None)
+    connection, link = shaken(hub, "rank.0")
+    link.send(Envelope(PUBLISH, "summary", "", 0, b"half of it"))
+    connection.sendall(taken(link)[:-3])
+    hang_up(connection)
+    assert lost.wait(SOON)
+    assert inbox.take() == []
+    assert hub.names == ()

@@ -181,6 +181,15 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_names_that_are_no_text_are_one_line(tmp_path: Path) -> None:
+    rows = [row | {"optype": row["optype"].replace("gc", "gcgc")} for row in rows_of_bytedance()]
+    path = write_bytedance(tmp_path / "job.parquet", rows)
+    path.write_bytes(path.read_bytes().replace(b"gcgc", b"\xff\xfe\xff\xfe"))
+    with pytest.raises(ValueError, match="damaged, or of other types") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_parquet_of_others_is_not_claimed(tmp_path: Path) -> None:
     pq.write_table(pl.DataFrame({"a": [1]}).to_arrow(), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match="not a trace file of a known format"):

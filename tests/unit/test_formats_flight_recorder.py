@@ -99,11 +99,17 @@ def test_entries_of_strange_types_do_no_harm(tmp_path: Path) -> None:
         {"time_created_ns": 5, "profiling_name": 7},
         {**dump["entries"][0], "input_sizes": [[[1]], "a"], "input_dtypes": [None], "process_group": 3, "frames": "x"},
         {**dump["entries"][0], "input_sizes": [[-1, 10**30]], "collective_seq_id": 10**30, "state": "\x1b[31m<b>"},
+        {**dump["entries"][0], "profiling_name": "nccl:\ud800", "process_group": ("\ud800", "b"), "state": "\udfff"},
+        {
+            **dump["entries"][0],
+            "input_dtypes": ["\ud800"],
+            "frames": [{"filename": "\ud800", "line": 1, "name": "\ud800"}],
+        },
     ]
     dump["pg_config"]["1"] = {"ranks": "[0, 1"}
     trace = read(write_flight_recorder(tmp_path / "run", {0: dump}))
     assert any("entries do not tell what and when" in warning for warning in trace.warnings)
-    assert len(trace.events) == 4
+    assert len(trace.events) == 6
 
 
 class Runs:

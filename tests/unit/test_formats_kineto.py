@@ -231,7 +231,7 @@ def test_a_cpu_rank(tmp_path: Path) -> None:
     assert of(trace, Kind.USER, "name") == ["Optimizer.step#SGD.step", "<built-in function sleep>"]
     assert of(trace, Kind.GC, "name") == ["<built-in function collect>"]
     assert trace.groups == {"default_pg/0@0": (0, 1)}
-    assert trace.warnings == ("the files do not tell group of 1 communications",)
+    assert trace.warnings == ("the files do not tell the group of 1 communications",)
     assert trace.missing_ranks == (1,)
 
 

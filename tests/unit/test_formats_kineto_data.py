@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import polars as pl
@@ -33,6 +34,7 @@ def test_each_file_is_read(file: Path) -> None:
     assert (trace.events["ready"] <= trace.events["start"]).mean() > 0.99
 
 
+@functools.cache
 def run(name: str) -> Trace:
     return read(*(SHARED / "nccl2" / f"{name}-rank{rank}.json.gz" for rank in range(2)))
 

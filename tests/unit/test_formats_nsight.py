@@ -57,6 +57,8 @@ def test_files_of_ranks_have_clocks_of_their_own(tmp_path: Path) -> None:
     trace = read(tmp_path)
     assert not trace.aligned
     assert len({info.clock for info in trace.ranks.values()}) == 2
+    assert trace.groups == {"both ranks": (0, 1)}
+    assert set(trace.events.filter(pl.col("kind") == "collective")["group"]) == {"both ranks"}
 
 
 def test_an_export_without_ranges_says_how_to_mark_steps(tmp_path: Path) -> None:

@@ -144,6 +144,15 @@ def test_who_is_past_a_collective_is_not_missing():
     assert found.waiting[0].missing == (1,)
 
 
+def test_a_collective_that_others_are_past_is_over():
+    """Rank 2 reads data, and has not noticed yet that its last all-reduce is complete."""
+    old, new = collective("dp", 44, range(4)), collective("dp", 45, range(4))
+    groups = {rank: [GroupProgress("dp", 45, 44)] for rank in (0, 1, 3)} | {2: [GroupProgress("dp", 44, 43)]}
+    found = diagnose(beats(4, {0: [new], 1: [new], 2: [old], 3: [new]}, groups, phases={2: "data"}), 4)
+    assert [one.place for one in found.waiting] == [Place("dp", 45)]
+    assert [(root.rank, root.phase) for root in found.roots] == [(2, "data")]
+
+
 def test_what_runs_beside_the_compute_holds_nobody_up():
     beside = collective("dp", 8, [0, 1, 2], blocking=False)
     waits = collective("tp", 3, [0, 1])

@@ -232,6 +232,7 @@ def test_where_times_come_late_a_step_waits_a_round(recorder: Recorder, clock: N
     live.round_over(lambda step: step)
     assert there.wait(SOON)
     incomplete = StepSum(7, 0, 100, 1, 0, 0, 0, 0)
+    live.step_ended(StepSum(6, -1, 100, 1, 0, 0, 0, 0))  # whose times are not known
     live.step_ended(incomplete)
     live.round_over(lambda step: pytest.fail("too early"))  # pyright: ignore[reportArgumentType]
     live.round_over(lambda step: StepSum(step.step, step.start, step.end, 60, 30, 0, 0, 5))
@@ -432,3 +433,25 @@ def test_the_hub_asks_a_rank_over_the_channel(recorder: Recorder, clock: Nanosec
         opened.hub.request("rank.3", "window", to_json({"steps": 1})).result(SOON)
     live.close()
     opened.close()
+
+
+def test_a_heartbeat_that_fails_is_said_once_and_the_next_is_tried(
+    recorder: Recorder, clock: Nanoseconds, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = HandClock()
+    live = make_live(recorder, clock, seconds)
+    sent: list[str] = []
+    live._client = SimpleNamespace(publish=lambda subject, body: sent.append(subject), close=lambda: None)  # pyright: ignore
+    doing = live._doing  # pyright: ignore[reportPrivateUsage]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doing, "heartbeat", lambda: {}[0])
+        for _ in range(3):
+            live._beat()  # pyright: ignore[reportPrivateUsage]
+            seconds.now += 2.0
+    assert sent == []
+    live._beat()  # pyright: ignore[reportPrivateUsage]
+    live._beat()  # pyright: ignore[reportPrivateUsage]
+    assert sent == ["heartbeat"]
+    assert [record.getMessage() for record in caplog.records if "what the rank is doing" in record.getMessage()] != []
+    assert len(caplog.records) == 1
+    live.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -10,6 +12,7 @@ from scan_jobs import TP2_PP2_DP2, edited
 from trimtab.scan import analyze, match, table
 from trimtab.scan.align import Alignment, align
 from trimtab.scan.model import FindingKind, Verdict
+from trimtab.scan.together import bring_together
 from trimtab.topology import Topology
 from trimtab.traces.synthetic import SyntheticFault, SyntheticJob, generate
 from trimtab.traces.table import Trace
@@ -81,6 +84,37 @@ def test_ranks_that_nothing_connects_are_named() -> None:
     found = aligned(edited(trace, lonely))[2]
     assert len(found.unconnected) == 4
     assert not found.summary().aligned
+
+
+def test_messages_of_one_direction_across_clocks_are_not_used() -> None:
+    """Who waited for whom cannot be told, so nobody is said to have waited."""
+    trace = generate(job(steps=8, ranks_per_host=4))
+    groups = pl.col("group").cast(pl.String)
+    onward = (pl.col("kind") == "collective") & groups.str.starts_with("tp") | (pl.col("src") < pl.col("dst"))
+    events = trace.events.filter(onward.fill_null(False) | ~pl.col("kind").is_in(["send", "recv", "collective"]))
+    data, _ = table.build(trace_of := edited(trace, events), 1)
+    names = [trace.ranks[int(rank)].clock for rank in data.ids]
+    data, matches, found, _ = bring_together(trace_of, data, names)
+    assert len(found.unconnected) == 4
+    assert not matches.complete[matches.p2p].any()
+    assert matches.complete[~matches.p2p].all()
+
+
+@pytest.mark.parametrize(("noise_us", "off_ms"), [(5.0, 0), (100.0, 0), (5.0, 30)])
+def test_clocks_that_are_aligned_already_are_left_alone_and_checked(noise_us: float, off_ms: int) -> None:
+    trace = generate(job(steps=6, clock_offset_ms=0.0, clock_drift_ppm=0.0, clock_noise_us=noise_us))
+    late = pl.when(pl.col("rank") >= 4).then(off_ms * 10**6).otherwise(0)
+    events = trace.events.with_columns(pl.col("ready", "start", "end") + late)
+    got = analyze(replace(edited(trace, events), aligned=True)).report
+    assert got.clock.aligned
+    assert got.clock.anchors > 0
+    assert got.clock.scatter_us is not None
+    if off_ms:
+        assert got.clock.error_us.max > 1000
+        assert any("said to be aligned" in warning for warning in got.warnings)
+    else:
+        assert 0.1 * noise_us < got.clock.error_us.max < 3 * noise_us
+        assert not any("said to be aligned" in warning for warning in got.warnings)
 
 
 @pytest.mark.parametrize("ms", [80.0, 15.0, -40.0])

@@ -17,6 +17,7 @@ from trimtab.scan.analysis import rebuild
 from trimtab.scan.fold import engines, load
 from trimtab.scan.fold.digest import digest
 from trimtab.scan.fold.engines import Inline, Local
+from trimtab.scan.fold.mirror import Mirror
 from trimtab.scan.fold.task import answer, perform, tasks_of
 from trimtab.scan.fold.units import units_of
 from trimtab.scan.measure import instance_of
@@ -209,3 +210,29 @@ def test_ranks_elsewhere_than_the_topology_says_are_not_folded(tmp_path: Path) -
     }
     write(dataclasses.replace(trace, ranks=ranks), tmp_path / "job")
     assert load.load([tmp_path / "job"], fold_events=0, engine=Inline())[1] is None
+
+
+def test_of_a_run_too_long_for_memory_some_steps_are_judged(slow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "MOST_EVENTS", 3_000)
+    monkeypatch.setattr(load, "LEAST_JUDGED", 5)
+    got, _ = folded_report(slow)
+    assert [warning for warning in got.warnings if "of 8 steps 5 are judged" in warning]
+    assert got.job.steps == 4
+    assert [finding.ranks for finding in got.findings] == [(RANK,)]
+    trace, folded = load.load([slow])
+    assert folded is None
+    assert set(trace.events["step"].unique()) == {0, 2, 4, 5, 7}
+    assert [finding.ranks for finding in analyze(trace).report.findings] == [(RANK,)]
+
+
+@pytest.mark.parametrize(("alike", "expected"), [(False, [0.0, 30.0, 0.0, 44.0]), (True, [0.0, 15.0, 0.0, 22.0])])
+def test_folded_stretches_follow_the_reference(alike: bool, expected: list[float]) -> None:
+    """A folded rank takes 20 and 40 to its nodes 1 and 3, the reference 10 and 20 for the same."""
+    nothing = np.zeros(0, dtype=np.int64)
+    assert Mirror(np.zeros(4), nothing, nothing, nothing).follow(np.zeros(0), np.zeros(0), alike=False) is None
+    mirror = Mirror(np.array([0.0, 20.0, 0.0, 40.0]), np.array([1, 3]), np.array([5, 7]), np.array([4, 6]))
+    usual = np.array([10.0, 20.0])
+    assert mirror.follow(usual + 0.5, usual, alike=False) is None
+    got = mirror.follow(np.array([15.0, 22.0]), usual, alike)
+    assert got is not None
+    np.testing.assert_allclose(got, expected)

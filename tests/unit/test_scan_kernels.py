@@ -85,6 +85,27 @@ def test_a_slower_gpu_and_more_work_are_told_apart() -> None:
     assert "more work, not a slower GPU" in evidence
 
 
+def test_kernels_of_other_shapes_are_uneven_work() -> None:
+    long = Fault("long_sequence", dp=1, factor=2, every=3)
+    job = generate(faulty(TP2_PP2_DP2, long, device="cuda", steps=STEPS, microbatches=6))
+    got = analyze(as_kernels(job, shaped=True)).report
+    assert found(got) == [(FindingKind.WORKLOAD_IMBALANCE, (2, 3, 6, 7))]
+    assert got.verdict is Verdict.IMBALANCE
+    assert "of other shapes" in " ".join(got.findings[0].evidence)
+    balanced = analyze(job).report.findings[0].seconds_lost_per_step
+    assert got.findings[0].seconds_lost_per_step == pytest.approx(balanced, rel=0.15), "as where layers are known"
+
+
+def test_a_whole_tensor_parallel_group_is_slow() -> None:
+    """Ranks that meet in every layer tell nothing of each other where they are slow together."""
+    fault = Fault("slow_compute", ranks=(2, 3), factor=1.3)
+    got = analyze(kernels(fault)).report
+    assert {finding.ranks for finding in got.findings} == {(2,), (3,)}
+    healthy = analyze(kernels()).report.step_time_s.actual
+    lost = got.step_time_s.actual - healthy
+    assert got.what_if[0].seconds_saved_per_step == pytest.approx(lost, rel=0.15)
+
+
 def test_other_kernels_for_the_same_work_are_no_more_work() -> None:
     """A library may choose another kernel on one rank: what is missing there is set off against it."""
     trace = kernels(topology=Topology(dp=4), seed=3)
@@ -103,6 +124,18 @@ def test_steps_are_told_by_the_optimizer() -> None:
     assert found(got) == [(FindingKind.SLOW_RANK, (3,))]
     assert got.job.steps == STEPS - 1, "one is for warming up"
     assert any("told by where the optimizer ends" in warning for warning in got.warnings)
+
+
+def test_a_rank_that_was_recorded_later_is_compared_in_the_same_steps() -> None:
+    job = generate(faulty(TP2_PP2_DP2, Fault("slow_compute", ranks=(3,), factor=1.3), device="cuda", steps=STEPS))
+    trace = as_kernels(job, steps=False)
+    third = trace.events.filter((pl.col("rank") == 2) & pl.col("name").cast(pl.String).str.starts_with("Optimizer"))
+    late = third.sort("start")["end"][2] + 1_000_000  # within the fourth step
+    got = analyze(replace(trace, events=trace.events.filter((pl.col("rank") != 2) | (pl.col("start") > late)))).report
+    assert found(got) == [(FindingKind.SLOW_RANK, (3,))]
+    assert got.job.steps == STEPS - 4 - 1
+    assert got.step_time_s.replayed == pytest.approx(got.step_time_s.actual, rel=0.01)
+    assert any("fewer optimizer steps" in warning for warning in got.warnings)
 
 
 def test_steps_are_told_by_what_comes_back() -> None:

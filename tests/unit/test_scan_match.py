@@ -75,6 +75,8 @@ def test_a_trace_without_numbers_gives_the_same_report() -> None:
     numbered, by_order = analyze(trace).report, analyze(unnumbered(trace)).report
     assert by_order.findings == numbered.findings
     assert by_order.slowdown == numbered.slowdown
+    assert by_order.windows == numbered.windows
+    assert numbered.windows.pp_send_s is not None
 
 
 @pytest.mark.parametrize("ranks_per_host", [2, 8])

@@ -15,6 +15,7 @@ from online_jobs import Job
 from rich.console import Console
 from test_online_detect import slow
 
+from trimtab import cli
 from trimtab.config import Config
 from trimtab.control.messages import to_json
 from trimtab.control.opening import join, meet
@@ -24,8 +25,9 @@ from trimtab.scan.online.summary import encode
 from trimtab.watch import source
 from trimtab.watch.command import LOG_FILE, Options, address_of, watch
 
+pytestmark = pytest.mark.timeout(60)
 CONFIG = Config()
-DEADLINE = 60.0
+DEADLINE = 40.0
 
 
 def wait_for(condition):
@@ -133,8 +135,45 @@ def test_addresses_are_on_loopback_unless_they_name_a_host():
 
 @pytest.mark.parametrize("target", ["/does/not/exist", "nonsense", __file__])
 def test_what_is_no_run_is_told_in_one_line(target):
-    with pytest.raises(ValueError, match="no such directory; give record.dir"):
+    with pytest.raises(ValueError, match="no such directory; give "):
         watched(Options(target))
+
+
+def command(monkeypatch, *arguments):
+    """Exit code of the command line, in this process."""
+    monkeypatch.setattr(sys, "argv", ["trimtab", "watch", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+def test_the_dashboard_is_written(monkeypatch, tmp_path):
+    assert command(monkeypatch, "--grafana", tmp_path / "d.json") == 0
+    assert json.loads((tmp_path / "d.json").read_text())["title"] == "trimtab watch"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give record.dir of the job, or host:port of a hub"),
+        ((".", "--json", "out.json"), "--json out.json: lines are written as they come"),
+        ((".", "--prometheus", "localhost:web"), "not an address"),
+        (("/does/not/exist",), "/does/not/exist: no such directory"),
+    ],
+)
+def test_bad_usage_is_told_in_one_line(monkeypatch, capsys, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert command(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(("found", "arguments", "code"), [(True, ["--fail-on", "finding"], 3), (True, [], 0)])
+def test_what_was_found_can_be_the_exit_code(monkeypatch, tmp_path, found, arguments, code):
+    monkeypatch.setattr("trimtab.watch.command.watch", lambda *_: found)
+    assert command(monkeypatch, tmp_path, *arguments) == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -102,6 +102,12 @@ def test_a_job_that_stands_is_told_once_and_again_when_it_moves():
     assert watcher.diagnosis is None
 
 
+def test_ranks_that_compute_for_long_do_not_hang():
+    watcher = Watcher(patience=5.0)
+    said = list(beats(2, {0: [], 1: []}, step=-1).values())
+    assert [event for second in range(30) for event in watcher.take(said, float(second))] == []
+
+
 def test_a_job_that_is_over_does_not_hang():
     watcher = Watcher(patience=5.0)
     watcher.take(stuck(), 0.0)
@@ -139,7 +145,7 @@ def test_where_the_files_of_a_window_are_is_told(slowed, tmp_path):
     assert evidence.told(101.0) == []
     new = tmp_path / "rank00003-a0-window-000060-000062.pt.trace.json.gz"
     new.touch()
-    assert evidence.told(102.0) == [f"The window of rank 3 is in {new}"]
+    assert evidence.told(102.0) == [f"Window of rank 3: {new}"]
     assert evidence.told(103.0) == []
 
 

@@ -66,6 +66,8 @@ class Client(Endpoint):
         self._backoff = backoff or Backoff()
         self._lock = threading.RLock()  # a signal's handler may send while its thread does
         self._queue = Queue(self._limits)
+        self._first: list[Envelope] = []
+        """To be said before what waits, whatever of that has to be given up."""
         self._waker = Waker()
         self._failures = 0
         self._connected = threading.Event()
@@ -173,14 +175,13 @@ class Client(Endpoint):
 
     def _met(self) -> None:
         """The session is established."""
-        with self._lock:
-            waiting = [self._queue.get() for _ in range(len(self._queue))]
-            for envelope in (*self.subscriptions(), *waiting):
-                self._queue.put(envelope)
+        self._first = self.subscriptions()
         self.complaints.forget("hub")
         self._connected.set()
 
     def _take(self) -> Envelope | None:
+        if self._first:
+            return self._first.pop(0)
         with self._lock:
             return self._queue.get() if len(self._queue) else None
 

@@ -25,6 +25,8 @@ from trimtab.control.session import Line
 from trimtab.control.sockets import wait_for
 
 _TURN_SECONDS: Final = 0.5
+_COARSE_SECONDS: Final = 2.0
+"""Some file systems keep times in seconds."""
 
 
 class DirectorySession:
@@ -54,7 +56,8 @@ class DirectorySession:
         self._out = Outfile(folder / (name + FROM_ENDPOINT), out_key, self._stream, began, keep)
         self._out.addressee = hub
         self._in = Infile(folder / (name + TO_ENDPOINT), in_key, limits.body_bytes)
-        self._alive = Infile(folder / ALIVE, file_key(secret, hub, "hub", "alive"), 0)
+        self._alive_path = folder / ALIVE
+        self._alive = Infile(self._alive_path, file_key(secret, hub, "hub", "alive"), 0)
         self._polls = 0
         self._heard: float | None = None
 
@@ -76,6 +79,7 @@ class DirectorySession:
         overdue = self._heard is None or now - self._heard > POLLS_PER_BEAT * self._poll_seconds
         if overdue and self._alive.changed() and self._alive.read() is not None:
             if self._heard is None:
+                self._check_recent(now)
                 line.met()
             self._heard = now
         if self._heard is None:
@@ -90,6 +94,15 @@ class DirectorySession:
                         line.handle(envelope)
         self._say(line)
         self._polls += 1
+
+    def _check_recent(self, now: float) -> None:
+        """A hub that was killed leaves its sign of life behind. It is as old as the file system says, whose clock is
+        shared by all hosts: of two files, one has been written just now."""
+        self._out.save(now)
+        age = self._out.path.stat().st_mtime - self._alive_path.stat().st_mtime
+        if age > POLLS_KEPT * self._poll_seconds + _COARSE_SECONDS:
+            self._out.path.unlink(missing_ok=True)
+            raise ValueError(f"{self._folder}: its hub has shown no sign of life for {age:.0f} s")
 
     def _say(self, line: Line, *last: Envelope) -> None:
         waiting = list(last)

@@ -161,7 +161,8 @@ def write_whole(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace the file at ``path``, so that readers see the old content or the new. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        temporary.unlink(missing_ok=True)  # whatever lies there, it is not written into
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as sink:
             sink.write(content)
         temporary.replace(path)

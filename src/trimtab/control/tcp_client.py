@@ -18,8 +18,6 @@ _CONNECT_SECONDS: Final = 5.0
 _TURN_SECONDS: Final = 0.5
 _GOODBYE_SECONDS: Final = 0.5
 _READ_BYTES: Final = 1 << 16
-_FED: Final = 64
-"""Envelopes handed to the connection at once; the others stay with the client, who still has them if it breaks."""
 
 
 class TcpSession:
@@ -101,7 +99,8 @@ class _Talk:
         link = self._link
         try:
             while True:
-                while self._met and len(link.queue) < _FED and (envelope := self._line.take()) is not None:
+                # One at a time: what the connection does not have yet the client still has if it breaks.
+                if self._met and not len(link.queue) and (envelope := self._line.take()) is not None:
                     link.send(envelope)
                 out = link.outgoing()
                 if not out:

@@ -33,7 +33,7 @@ class Counts:
     refused: int = 0
     """Cut before they had proved themselves, for any reason."""
     dropped: int = 0
-    """Messages that a slow endpoint did not get."""
+    """Messages that slow endpoints did not get, of those that are gone again."""
 
 
 class TcpChannel:
@@ -136,8 +136,8 @@ class TcpServer:
         self._poller.unregister(self._listener)
         self._listener.close()
         self.flush()
+        self._complaints = Complaints(_say_nothing)
         for channel in list(self._channels):
-            self._complaints = Complaints(_say_nothing)
             self.drop(channel, "the hub ends")
 
     def _accept(self, _events: int) -> None:

@@ -22,6 +22,9 @@ MOST_READINGS = 20_000
 MOST_READINGS_A_CLOCK = 64
 """... unless there are no more than this for each clock."""
 
+MOST_CHECKED = 1024
+"""Of ranks whose clocks are said to be aligned."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
@@ -64,8 +67,8 @@ class Alignment:
 def align(table: Table, matches: Matches, clocks: Sequence[str], aligned: bool = False) -> Alignment:
     """Solve for the clocks; ``clocks`` names the clock domain of each rank (dense index).
 
-    Where they are ``aligned`` already nothing is moved, and the error is what they leave between the ends of
-    collectives.
+    Where they are ``aligned`` already nothing is moved, and the error is how far the ends of collectives would move
+    them.
     """
     if aligned:
         return _as_they_are(table, matches)
@@ -91,20 +94,26 @@ def align(table: Table, matches: Matches, clocks: Sequence[str], aligned: bool =
 
 
 def _as_they_are(table: Table, matches: Matches) -> Alignment:
-    """No correction; the error of a rank is the median distance of its ends from those of the others."""
-    anchors = _collect(table, matches, np.arange(table.ranks), table.ranks)
+    """No correction; the error of a rank is how far a fit would move its times, and the error of that."""
+    some = np.unique(np.linspace(0, table.ranks - 1, min(table.ranks, MOST_CHECKED)).astype(np.int64))
+    of_rank = np.full(table.ranks, -1)
+    of_rank[some] = np.arange(len(some))
+    anchors = _collect(table, matches, of_rank, len(some))
     zero, together = np.zeros(table.ranks), np.zeros(table.ranks, dtype=np.int64)
     if not anchors.count:
         return Alignment(zero, zero, zero, 0, together)
-    middle = medians(anchors.moment, anchors.time, anchors.count)
-    off = np.abs(anchors.time - middle[anchors.moment])
-    error = np.nan_to_num(medians(anchors.clock, off, table.ranks))
-    return Alignment(zero, zero, error, anchors.count, together, scatter_ns=float(np.median(off)))
+    found = fit(anchors, len(some))
+    ends = found.offset[:, None] + found.drift[:, None] * np.array([anchors.time.min(), anchors.time.max()])
+    left = np.abs(ends).max(axis=1) + found.error
+    error = np.where(of_rank >= 0, left[of_rank], left.max())
+    return Alignment(zero, zero, error, anchors.count, together, scatter_ns=found.scatter)
 
 
 def _collect(table: Table, matches: Matches, of_rank: Ints, clocks: int) -> Anchors:
-    """Ends of complete collectives that several clocks saw; ranks of one clock give their median."""
+    """Ends of complete collectives that several clocks saw; ranks of one clock give their median, those of none (-1)
+    are left out."""
     usable = (matches.complete & ~matches.p2p)[matches.comm] & ~is_rooted(table)[matches.rows]
+    usable &= of_rank[table.rank[matches.rows]] >= 0
     rows, comm = matches.rows[usable], matches.comm[usable]
     pair, first = factorize(comm, of_rank[table.rank[rows]])
     time = medians(pair, table.end[rows].astype(np.float64), len(first))

@@ -84,7 +84,7 @@ def analyze(
         slowdown=step_time.replayed / step_time.ideal if step_time.ideal > 0 else 1.0,
         findings=priced.findings,
         what_if=(*asked, *priced.what_if),
-        windows=windows(context.table, replayer.lanes.nodes, context.transfers),
+        windows=windows(context.table, run.matches, replayer.lanes.nodes, context.transfers),
         victims=priced.victims,
         missing_ranks=trace.missing_ranks,
         dropped_events=sum(info.dropped for info in run.ranks),

@@ -171,14 +171,14 @@ def ideal_scales(
 
 
 def _by_segment(measures: Measures, segments: Segments, scale: Floats) -> Floats:
-    """``scale`` for pieces, but for kernels by segment and stage."""
-    group = measures.peers.group
-    kernels = measures.seconds[CODE[Kind.KERNEL]].mean(axis=1)
-    stage = sums(group, kernels, measures.peers.count) / np.maximum(1, np.bincount(group))
-    balance = np.divide(kernels.mean(), stage, out=np.ones_like(stage), where=stage > 0)
-    mine = np.flatnonzero((measures.pieces.kind == CODE[Kind.KERNEL]) & (segments.of_piece >= 0))
+    """``scale`` for pieces, but for kernels by segment, and so that all ranks have as much to do together."""
+    pieces, kernels = measures.pieces, measures.seconds[CODE[Kind.KERNEL]].sum(axis=1)
+    mine = np.flatnonzero((pieces.kind == CODE[Kind.KERNEL]) & (segments.of_piece >= 0))
+    factor = segments.factor(mine, segments.mean)
+    reached = sums(pieces.rank[mine], pieces.duration[mine] * factor, len(kernels)) / 1e9
+    even = np.divide(kernels.mean(), reached, out=np.ones_like(kernels), where=reached > 0)
     out = scale.copy()
-    out[mine] = segments.factor(mine, segments.mean) * balance[group[measures.pieces.rank[mine]]]
+    out[mine] = factor * even[pieces.rank[mine]]
     return out
 
 

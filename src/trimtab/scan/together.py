@@ -13,6 +13,9 @@ from trimtab.scan.match import Matches, match, match_again
 from trimtab.scan.table import Table
 from trimtab.traces.table import Trace
 
+LARGE_ERROR_NS = 1e6
+"""Where clocks are said to be aligned and are off by more than this, that is said."""
+
 
 def bring_together(trace: Trace, table: Table, clocks: Sequence[str]) -> tuple[Table, Matches, Alignment, list[str]]:
     """The table on aligned clocks, its communications, the alignment, warnings. ``clocks`` names that of each rank.
@@ -28,7 +31,15 @@ def bring_together(trace: Trace, table: Table, clocks: Sequence[str]) -> tuple[T
         alignment = align(table, again, clocks)
         table = table.shifted(alignment.offset, alignment.drift)
         again = match_again(table, again, trace.groups, trace.matching, alignment.comparable())
-    return table, _within(again, table, alignment), alignment, [*again.warnings, *warnings]
+    warnings = [*again.warnings, *warnings, *_doubts(trace, alignment)]
+    return table, _within(again, table, alignment), alignment, warnings
+
+
+def _doubts(trace: Trace, alignment: Alignment) -> list[str]:
+    if not trace.aligned or alignment.largest_error_ns <= LARGE_ERROR_NS:
+        return []
+    apart = f"{alignment.largest_error_ns / 1e6:.1f} ms"
+    return [f"the clocks are said to be aligned, but by the ends of collectives some are off by {apart}"]
 
 
 def _within(matches: Matches, table: Table, alignment: Alignment) -> Matches:

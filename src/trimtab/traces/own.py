@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,12 +90,12 @@ def read(
     return read_found(discover(paths, run_id, attempt), columns)
 
 
-def read_found(found: Found, columns: Sequence[str] | None = None) -> Trace:
-    """All events of the files ``found``, limited to ``columns`` and ``rank``."""
+def read_found(found: Found, columns: Sequence[str] | None = None, steps: Collection[int] | None = None) -> Trace:
+    """All events of the files ``found``, or those of ``steps``, limited to ``columns`` and ``rank``."""
     chosen = list(COLUMNS) if columns is None else [name for name in COLUMNS if name in {"rank", *columns}]
     merged = Merged(chosen)
     files = found.selection.files
-    parts = {rank: read_rank(headers, found.offsets, merged) for rank, headers in files.items()}
+    parts = {rank: read_rank(headers, found.offsets, merged, steps) for rank, headers in files.items()}
     return assemble(found, parts, merged.all())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trimtab.topology import Coordinates, Topology
 from trimtab.traces.own_header import Header, metadata_of, printable
@@ -75,11 +77,13 @@ class Merged:
             self._loose = []
 
 
-def read_rank(headers: list[Header], offsets: dict[str, int], merged: Merged) -> RankFiles:
-    """Events go into ``merged``, with their times moved by the ``offsets`` of their clocks."""
+def read_rank(
+    headers: list[Header], offsets: dict[str, int], merged: Merged, steps: Collection[int] | None = None
+) -> RankFiles:
+    """Events (of ``steps``, if given) go into ``merged``, with their times moved by the ``offsets`` of their clocks."""
     part = RankFiles()
     for header in headers:
-        batches = read_batches(header, part, merged.columns)
+        batches = read_batches(header, part, merged.columns, steps)
         if not batches:
             continue
         try:
@@ -93,9 +97,12 @@ def read_rank(headers: list[Header], offsets: dict[str, int], merged: Merged) ->
     return part
 
 
-def read_batches(header: Header, part: RankFiles, columns: list[str]) -> list[pa.RecordBatch]:
-    """All complete batches of a file; what their metadata says goes into ``part``."""
+def read_batches(
+    header: Header, part: RankFiles, columns: list[str], steps: Collection[int] | None = None
+) -> list[pa.RecordBatch]:
+    """All complete batches of a file, of their rows those of ``steps``; what their metadata says goes into ``part``."""
     batches: list[pa.RecordBatch] = []
+    chosen = None if steps is None else pc.SetLookupOptions(value_set=pa.array(sorted(steps), pa.int32()))
     part.closed = False
     size = header.path.stat().st_size
     good = 0
@@ -110,7 +117,7 @@ def read_batches(header: Header, part: RankFiles, columns: list[str]) -> list[pa
                     good = source.tell()
                     item = reader.read_next_batch_with_custom_metadata()
                     item.batch.validate(full=True)  # what points outside of the batch would end the process later
-                    batches.append(item.batch)
+                    batches.append(_chosen(item.batch, chosen))
                     _take_metadata(item.custom_metadata, part, header)
     except StopIteration:
         pass
@@ -120,6 +127,13 @@ def read_batches(header: Header, part: RankFiles, columns: list[str]) -> list[pa
             f"{len(batches)} good batches are lost)"
         )
     return batches
+
+
+def _chosen(batch: pa.RecordBatch, steps: Any) -> pa.RecordBatch:
+    place = batch.schema.get_field_index("step")
+    if steps is None or place < 0:
+        return batch
+    return batch.filter(pc.call_function("is_in", [batch.column(place)], options=steps))
 
 
 def _take_metadata(raw: Any, part: RankFiles, header: Header) -> None:

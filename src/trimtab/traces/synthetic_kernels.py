@@ -32,12 +32,18 @@ DEVICE_LAG_NS = 3_000
 """Between a communication and what waited for it."""
 
 
-def as_kernels(trace: Trace, extra: Mapping[int, float] | None = None, steps: bool = True, seed: int = 0) -> Trace:
+def as_kernels(
+    trace: Trace,
+    extra: Mapping[int, float] | None = None,
+    steps: bool = True,
+    shaped: bool = False,
+    seed: int = 0,
+) -> Trace:
     """``trace`` (of :func:`trimtab.traces.synthetic.generate`) as kernels.
 
     On the ranks ``extra``, spans are taken to hold that many times the work of others: what is beyond that of others
     becomes :data:`EXTRA` kernels. Without ``steps`` the host's marks of steps are left out, and the optimizer is
-    annotated as PyTorch does it.
+    annotated as PyTorch does it. With ``shaped`` a span of twice the usual length has kernels of another shape.
     """
     events = trace.events.with_columns(pl.col("kind").cast(pl.String), pl.col("name", "stream", "op").cast(pl.String))
     spans = _between_collectives(events)
@@ -47,7 +53,11 @@ def as_kernels(trace: Trace, extra: Mapping[int, float] | None = None, steps: bo
     host = _with_host_steps(host)
     if not steps:
         host = pl.concat([host.filter(pl.col("name") != NAME_STEP), _optimizer_marks(spans)], how="diagonal")
-    parts = [_kernels(spans, dict(extra or {}), np.random.default_rng(seed)), _communications(events, spans), host]
+    parts = [
+        _kernels(spans, dict(extra or {}), shaped, np.random.default_rng(seed)),
+        _communications(events, spans),
+        host,
+    ]
     table = pl.concat(parts, how="diagonal").drop("event_id").with_row_index("event_id")
     table = table.select(pl.col(name).cast(KIND if name == "kind" else kind) for name, kind in COLUMNS.items())
     infos = {rank: replace(info, coordinates=None) for rank, info in trace.ranks.items()}
@@ -99,7 +109,7 @@ def _optimizer_marks(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _kernels(spans: pl.DataFrame, extra: dict[int, float], rng: np.random.Generator) -> pl.DataFrame:
+def _kernels(spans: pl.DataFrame, extra: dict[int, float], shaped: bool, rng: np.random.Generator) -> pl.DataFrame:
     names = [PIECES.get(kind, (kind,)) for kind in spans["kind"].to_list()]
     factor = np.array([extra.get(rank, 1.0) for rank in spans["rank"].to_list()])
     begin, end = (spans[name].to_numpy().astype(np.float64) for name in ("start", "end"))
@@ -120,8 +130,11 @@ def _kernels(spans: pl.DataFrame, extra: dict[int, float], rng: np.random.Genera
     lag = DEVICE_LAG_NS * (place == 0)
     start = (begin[row] + (end - begin)[row] * (edges - share)).astype(np.int64) + lag
     stop = np.maximum(start + 1, (begin[row] + (end - begin)[row] * edges).astype(np.int64) - GAP_NS)
+    usual = spans.select((pl.col("end") - pl.col("start")).median().over("kind")).to_series().to_numpy()
+    size = np.rint((end - begin) / usual).astype(np.int64) if shaped else np.zeros(len(spans), np.int64)
     return pl.DataFrame(
         {
+            "shape": pl.Series([[one] for one in size[row].tolist()], dtype=pl.List(pl.Int64)),
             "rank": spans["rank"].gather(row),
             "kind": Kind.KERNEL.value,
             "name": text,

@@ -19,8 +19,10 @@ from trimtab.traces.own_header import printable
 
 T = TypeVar("T")
 
-MOST_EVENT_BYTES: Final = 16 << 20
-"""Of one event, of all that stands before the events, and of all that stands behind them."""
+MOST_EVENT_BYTES: Final = 4 << 20
+"""Of one event; what seems to be longer is damaged, as after a quote that was lost."""
+MOST_AROUND_BYTES: Final = 32 << 20
+"""Of what stands before the events, and of what stands behind them."""
 _MOST_TRIES: Final = 256
 """To find a place between two events from behind."""
 _BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[|\A(?:\xef\xbb\xbf)?\s*\[')
@@ -83,7 +85,7 @@ class TraceEvents(Generic[T]):
             if found is not None:
                 self._object = found[0].startswith(b'"')
                 return text[: found.end()], text[found.end() :]
-            if len(text) > MOST_EVENT_BYTES:
+            if len(text) > MOST_AROUND_BYTES:
                 break
         what = "it holds no list of traceEvents" if text.strip() else "it is empty"
         raise ValueError(f"{printable(self._path)}: not a trace ({self._blocks.problem or what})")
@@ -147,8 +149,8 @@ class TraceEvents(Generic[T]):
         """What stands behind the events."""
         for block in blocks:
             text += block
-            if len(text) > MOST_EVENT_BYTES:
-                self.problems.append("more text than events have stands behind the events; it is left out")
+            if len(text) > MOST_AROUND_BYTES:
+                self.problems.append("too much stands behind its events; that is left out")
                 return b""
         return text
 

@@ -226,7 +226,8 @@ class _Terminal(_Output):
         self._notes: list[str] = []
 
     def event(self, event: Event) -> None:
-        self._notes = [*self._notes, *event.text.splitlines()][-_NOTES:]
+        if event.kind not in ("alarm", "hang"):  # they are in the picture
+            self._notes = [*self._notes, *event.text.splitlines()][-_NOTES:]
         self._next = -math.inf
 
     def show(self, watcher: Watcher) -> None:

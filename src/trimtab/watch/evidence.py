@@ -117,7 +117,7 @@ class Evidence:
             new = [path for path in self._files(rank) if path not in self._known]
             if new:
                 self._known.update(new)
-                said.append(f"The window of rank {rank} is in {clean(new[-1])}")
+                said.append(f"Window of rank {rank}: {clean(new[-1])}")
             if new or now - since > _LOOK:
                 del self._expected[rank]
         return said

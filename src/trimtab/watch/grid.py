@@ -5,6 +5,7 @@ A row that stands for several ranks shows the worst of them, step by step.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,9 +16,6 @@ from trimtab.scan.online.sequential import Floats, Ints
 
 LEVELS: Final = (0.03, 0.08, 0.15, 0.3)
 """Excess from which on a cell is one shade darker: a log ratio, or a share of the step."""
-
-_NOISES: Final = 4.0
-"""Standard deviations within which a cell is usual, whatever its excess: of many ranks some are always that far off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,7 @@ def rows_of(detector: Detector, most: int, columns: int) -> list[Row]:
     history = list(detector.history)[-columns:]
     cells = np.stack([seen.excess for seen in history], axis=1) if history else np.full((world, 0), np.nan)
     recent = _recent(cells)
-    cells = np.where(cells < _NOISES * detector.noise, 0.0, cells)
-    return [_row(label, ranks, cells, recent) for label, ranks in _folded(detector, most)]
+    return [_row(label, ranks, cells, recent, detector.noise) for label, ranks in _folded(detector, most)]
 
 
 def _recent(cells: Floats) -> Floats:
@@ -66,8 +63,10 @@ def _folded(detector: Detector, most: int) -> list[tuple[str, Ints]]:
     return [(f"ranks {part[0]}-{part[-1]}", part) for part in parts]
 
 
-def _row(label: str, ranks: Ints, cells: Floats, recent: Floats) -> Row:
+def _row(label: str, ranks: Ints, cells: Floats, recent: Floats, noise: float) -> Row:
     mine = np.fmax.reduce(cells[ranks], axis=0) if cells.shape[1] else np.empty(0)
+    # Of many ranks one is always some way off; what is usual for the worst of them is shown as usual.
+    mine = np.where(mine < noise * math.sqrt(2 * math.log(10 * len(ranks))), 0.0, mine)
     shades = tuple(-1 if value != value else int(np.searchsorted(LEVELS, value, side="right")) for value in mine)
     known = np.where(np.isfinite(recent[ranks]), recent[ranks], -np.inf)
     worst = int(np.argmax(known))

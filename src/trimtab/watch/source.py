@@ -63,8 +63,11 @@ class ChannelSource:
 
     def receive(self, timeout: float) -> list[Message | Left]:
         """See :class:`Source`."""
+        left: list[Left] = []
+        while self._left:  # before the messages: what these ranks said has come in by then
+            left.append(self._left.popleft())
         received: list[Message | Left] = []
-        for message in self._inbox.take(timeout):
+        for message in self._inbox.take(0.0 if left else timeout):
             try:
                 said = decode(from_json(message.body))
             except ValueError:
@@ -74,9 +77,7 @@ class ChannelSource:
                 self._bad += 1
                 continue
             received.append(said)
-        while self._left:
-            received.append(self._left.popleft())
-        return received
+        return [*received, *left]
 
     def ask(self, rank: int, subject: str, body: dict[str, Any]) -> Future[bytes]:
         """See :class:`Source`."""

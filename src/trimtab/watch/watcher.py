@@ -104,6 +104,7 @@ class Watcher:
             self.totals.strangers += 1
             return events
         self._heard.add(message.rank)
+        self.progress.seen(message.rank)
         if isinstance(message, Heartbeat):
             self.progress.add(message, now)
             return events
@@ -150,7 +151,10 @@ class Watcher:
             return [Event("moving", "The job gets on again.", step)]
         if self.diagnosis is not None:
             return []
-        self.diagnosis = diagnose(progress.beats, self.world_size, progress.silent(now))
+        found = diagnose(progress.beats, self.world_size, progress.silent(now))
+        if not found.waiting:  # they compute, or have not begun
+            return []
+        self.diagnosis = found
         self.totals.hangs += 1
         head = f"No rank has got on for {progress.standing(now):.0f} s."
-        return [Event("hang", "\n".join([head, *lines(self.diagnosis)]), step, None, self.diagnosis.suspects)]
+        return [Event("hang", "\n".join([head, *lines(found)]), step, None, found.suspects)]

@@ -21,8 +21,9 @@ from trimtab.control.messages import to_json
 from trimtab.control.opening import find_hub, limits_of
 from trimtab.control.rendezvous import Lookout
 from trimtab.events import NAME_GPU, NAME_HOST
+from trimtab.record import complain
 from trimtab.record.clocks import Clock, unix_offset_ns
-from trimtab.record.complain import failed, tell
+from trimtab.record.complain import tell
 from trimtab.record.counters.sampler import Sampler
 from trimtab.record.files.summary import StepSum
 from trimtab.record.live.doing import Communications, Doing
@@ -46,7 +47,7 @@ def rank_name(rank: int) -> str:
 
 
 class Live:
-    """Follows the writer, and talks to the hub. Whatever fails is said once, and then nothing is told any more."""
+    """Follows the writer, and talks to the hub. Whatever fails is said once."""
 
     def __init__(
         self,
@@ -82,7 +83,8 @@ class Live:
         self._clock = clock
         self._recorder_clock = recorder_clock
         self._requests = Requests(identity.rank, doing, windows)
-        self._complaints = Complaints(tell if speaks else _LOG.info)
+        self._complaints = Complaints(tell if speaks else lambda text: _LOG.info("trimtab: %s", text))
+        self._failures = complain.Complaints()
         self._lookout = Lookout(directory)
         self._client: Client | None = None
         self._ended: list[StepSum] = []
@@ -99,7 +101,7 @@ class Live:
 
     def step_ended(self, step: StepSum) -> None:
         """See :class:`~trimtab.record.files.writer.Follower`."""
-        if self._client is not None:
+        if self._client is not None and 0 <= step.start <= step.end:  # a device may not have been able to tell
             self._ended.append(step)
 
     def round_over(self, again: Callable[[StepSum], StepSum]) -> None:
@@ -207,9 +209,8 @@ class Live:
         self._beat_at = now + self._config.live.heartbeat_seconds
         try:
             client.publish(HEARTBEAT, to_json(encode(self._doing.heartbeat())))
-        except Exception as error:
-            self._beat_at = float("inf")
-            failed(f"rank {self._identity.rank}: says no more what it is doing ({type(error).__name__}: {error})")
+        except Exception as error:  # the next may go well: what is looked at changes meanwhile
+            self._failures.about("what the rank is doing", error)
 
 
 def _in_order(steps: list[StepSum]) -> list[StepSum]:

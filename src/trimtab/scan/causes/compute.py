@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from trimtab.scan.arrays import Bools, Ints
 from trimtab.scan.candidates import Candidate, Context, describe_ranks, describe_steps
 from trimtab.scan.causes.hiccups import hiccup_share, rotating
-from trimtab.scan.causes.kernels import extra_work, fix_by_segment
+from trimtab.scan.causes.kernels import (
+    MoreWork,
+    describe_kernels,
+    fix_by_segment,
+    is_uneven_work,
+    more_work,
+)
 from trimtab.scan.causes.workload import Workload
 from trimtab.scan.citations import clocked_down
 from trimtab.scan.measure import COMPUTE_CODES, others
@@ -19,6 +27,8 @@ LEAST_NOISE = 1e-3
 """Floor for the noise of a ratio: clocks and rounding."""
 USUAL_NOISE = 0.02
 """Noise of the ratio between the compute times of two sound GPUs in one step (H200, 0 to 2 %)."""
+SHOWN = 4
+"""Ranks of an uneven work that are described one by one."""
 COMMON = 0.5
 """A slow-down is everybody's if nine ranks of ten have at least this part of it."""
 
@@ -35,16 +45,49 @@ def slow_rank(context: Context, workload: Workload) -> list[Candidate]:
     x = np.where(np.isfinite(x), x, 0.0)
     scale = noise(x, LEAST_NOISE, USUAL_NOISE)
     found = stretches(x, scale, alone)
-    slow = {r: s for r, s in enumerate(found) if s is not None and _is_certain(context, r, s, scale)}
-    out = [_slow_rank(context, rank, stretch, scale, bool(alone[rank])) for rank, stretch in _own(slow, alone).items()]
-    return out + rotating(context, FindingKind.SLOW_RANK, x, scale, out, COMPUTE_CODES)
+    more = more_work(context)
+    slow = {r: s for r, s in enumerate(found) if s is not None and _certain(context, more, r, s, scale) > 0}
+    out: list[Candidate] = []
+    for rank, stretch in _own(slow, alone).items():
+        sure = _certain(context, more, rank, stretch, scale), _confidence(context, more, rank, stretch, scale)
+        out.append(_slow_rank(context, rank, stretch, sure, bool(alone[rank])))
+    return _uneven_work(context, out) + rotating(context, FindingKind.SLOW_RANK, x, scale, out, COMPUTE_CODES)
 
 
-def _is_certain(context: Context, rank: int, stretch: Stretch, scale: Noise) -> bool:
-    if context.bound(stretch, scale, context.measures.shape[0]) > 0:
-        return True
-    extra = extra_work(context, rank, stretch)
-    return extra is not None and extra.certain > 0
+def _uneven_work(context: Context, slow: list[Candidate]) -> list[Candidate]:
+    """``slow``, where ranks whose kernels are of other sizes than their peers' are one imbalance of the work."""
+    uneven = [c for c in slow if is_uneven_work(context, int(c.ranks[0]), c.first, c.last)]
+    if not uneven:
+        return slow
+    most = max(uneven, key=lambda one: one.ratio)
+    joined = replace(
+        most,
+        kind=FindingKind.WORKLOAD_IMBALANCE,
+        ranks=np.concatenate([one.ranks for one in uneven]),
+        certain=min(one.certain for one in uneven),
+        confidence=min(one.confidence for one in uneven),
+        first=min(one.first for one in uneven),
+        last=max(one.last for one in uneven),
+        pieces=np.concatenate([one.pieces for one in uneven]),
+        piece_fix=np.concatenate([one.piece_fix for one in uneven]),
+        stage=None,
+        evidence=(
+            *(f"{describe_ranks(context, one.ranks)}: {one.evidence[0]}" for one in uneven[:SHOWN]),
+            *describe_kernels(context, most),
+        ),
+    )
+    return [*(one for one in slow if all(one is not other for other in uneven)), joined]
+
+
+def _certain(context: Context, more: MoreWork | None, rank: int, stretch: Stretch, scale: Noise) -> float:
+    """The certain part of a rank's excess: by its time alone, or because it has more work."""
+    by_time = context.bound(stretch, scale, context.measures.shape[0])
+    return max(by_time, more.certain(rank, stretch)) if more else by_time
+
+
+def _confidence(context: Context, more: MoreWork | None, rank: int, stretch: Stretch, scale: Noise) -> float:
+    by_time = context.confidence(stretch, scale, context.measures.shape[0])
+    return max(by_time, more.confidence(rank, stretch)) if more else by_time
 
 
 def _own(slow: dict[int, Stretch], alone: Bools) -> dict[int, Stretch]:
@@ -57,7 +100,8 @@ def _own(slow: dict[int, Stretch], alone: Bools) -> dict[int, Stretch]:
     return {rank: stretch for rank, stretch in slow.items() if not alone[rank]}
 
 
-def _slow_rank(context: Context, rank: int, stretch: Stretch, scale: Noise, alone: bool) -> Candidate:
+def _slow_rank(context: Context, rank: int, stretch: Stretch, sure: tuple[float, float], alone: bool) -> Candidate:
+    """``sure`` is the certain part of it and the confidence."""
     measures = context.measures
     ratio = float(np.exp(stretch.mean))
     steps = slice(stretch.first, stretch.last + 1)
@@ -69,11 +113,6 @@ def _slow_rank(context: Context, rank: int, stretch: Stretch, scale: Noise, alon
         & (measures.pieces.step >= stretch.first)
         & (measures.pieces.step <= stretch.last)
     )
-    certain = context.bound(stretch, scale, measures.shape[0])
-    confidence = context.confidence(stretch, scale, measures.shape[0])
-    extra = extra_work(context, rank, stretch)
-    if extra is not None:
-        certain, confidence = max(certain, extra.certain), max(confidence, extra.confidence)
     peers = np.flatnonzero(measures.peers.group == measures.peers.group[rank])
     peers = peers[peers != rank]
     seen = peers[measures.replayed[peers]]
@@ -91,8 +130,8 @@ def _slow_rank(context: Context, rank: int, stretch: Stretch, scale: Noise, alon
     return Candidate(
         kind=FindingKind.SLOW_RANK,
         ranks=np.array([rank]),
-        certain=certain,
-        confidence=confidence,
+        certain=sure[0],
+        confidence=sure[1],
         ratio=ratio,
         first=stretch.first,
         last=stretch.last,

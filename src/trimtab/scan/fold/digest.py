@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,14 +64,20 @@ class _Collected:
     odd: list[int] = field(default_factory=list[int])
 
 
-def digest(unit: int, files: Mapping[int, list[Header]], offsets: Mapping[str, int], units: Units) -> Digest:
-    """Read the files of ``unit`` rank by rank, and sum them up."""
+def digest(
+    unit: int,
+    files: Mapping[int, list[Header]],
+    offsets: Mapping[str, int],
+    units: Units,
+    steps: Collection[int] | None = None,
+) -> Digest:
+    """Read the files of ``unit`` rank by rank (of their events those of ``steps``, if given), and sum them up."""
     out = _Collected()
     meetings = Meetings(units)
     for rank, headers in files.items():
         part = RankFiles()
         try:
-            _add_rank(rank, headers, offsets, part, meetings, out)
+            _add_rank(rank, headers, offsets, part, meetings, out, steps)
         except OddRank:
             out.odd.append(rank)
         out.parts[rank] = part
@@ -89,11 +95,17 @@ def digest(unit: int, files: Mapping[int, list[Header]], offsets: Mapping[str, i
 
 
 def _add_rank(
-    rank: int, headers: list[Header], offsets: Mapping[str, int], part: RankFiles, meetings: Meetings, out: _Collected
+    rank: int,
+    headers: list[Header],
+    offsets: Mapping[str, int],
+    part: RankFiles,
+    meetings: Meetings,
+    out: _Collected,
+    steps: Collection[int] | None,
 ) -> None:
     batches: list[pa.RecordBatch] = []
     for header in headers:
-        batches += [b.replace_schema_metadata(None) for b in read_batches(header, part, list(COLUMNS_READ))]
+        batches += [b.replace_schema_metadata(None) for b in read_batches(header, part, list(COLUMNS_READ), steps)]
     part.events = sum(batch.num_rows for batch in batches)
     if not batches or len({header.clock for header in headers}) > 1:
         raise OddRank("no events, or clocks that changed")

@@ -99,12 +99,17 @@ class _Worker:
 
     def start(self) -> None:
         """Start the process; where that fails, nothing is done."""
-        command = [sys.executable, "-m", "trimtab.scan.fold.worker"]
+        # Not from the current directory, where anything may lie; what fails there is done, or said, here.
+        command = [sys.executable, "-P", "-m", "trimtab.scan.fold.worker"]
         try:
             # One thread each for what would otherwise start as many as there are CPUs.
             limits = dict.fromkeys(("POLARS_MAX_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | limits
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | limits,
             )
         except OSError as error:
             logger.info("trimtab: no process to read files in (%s)", error)
@@ -132,7 +137,8 @@ class _Worker:
         if process is None:
             return
         process.kill()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):  # what was not sent any more

@@ -11,12 +11,12 @@ import numpy as np
 import polars as pl
 
 from trimtab.config import ScanConfig
-from trimtab.scan.analysis import LEAST_STEPS, rebuild
-from trimtab.scan.causes import find
+from trimtab.scan.arrays import Ints
 from trimtab.scan.fold.choose import Choice, choose
 from trimtab.scan.fold.digest import ROWS, Digest
 from trimtab.scan.fold.engines import Engine, Local
 from trimtab.scan.fold.folded import Folded
+from trimtab.scan.fold.screen import screen
 from trimtab.scan.fold.task import answer, tasks_of
 from trimtab.scan.fold.units import Units, units_of
 from trimtab.scan.whatif.questions import FixHost, FixRanks, Question, SetLink, SlowRank
@@ -28,6 +28,12 @@ from trimtab.traces.table import Trace
 
 FOLD_EVENTS = 1_500_000
 """Runs of fewer events are analysed event by event, which takes about 1 KB for each."""
+MOST_EVENTS = 4_000_000
+"""That are looked at one by one. Where it would be more, only some of the steps are judged, evenly spread ..."""
+LEAST_JUDGED = 10
+"""... but so many at least."""
+WHOLE_UNITS = 6
+"""As many are read whole where a few stand out."""
 LEAST_UNITS = 8
 """Of fewer units most would be read whole."""
 MOST_WHOLE = 0.6
@@ -55,28 +61,74 @@ def load(
     if not places or not all(place.exists() and own.claims(place) for place in places):
         return read(*paths, run_id=run_id, attempt=attempt), None
     found = own.discover(places, run_id, attempt)
-    units = _units(found, fold_events)
-    if units is None:
-        return own.read_found(found), None
-    job = _gather(found, units, engine or Local())
-    if job is None:
-        return own.read_found(found), None
-    return _unfold(job, config or ScanConfig(), questions)
+    size = _measure(found)
+    units = None if size is None or size.events < fold_events else _units(found, size)
+    if size is None or units is None:
+        return _read_whole(found, size), None
+    steps = size.steps_to_judge(min(1.0, WHOLE_UNITS / units.count))
+    job = _gather(found, units, steps, engine or Local())
+    unfolded = None if job is None else _unfold(job, config or ScanConfig(), questions)
+    if unfolded is None:
+        return _read_whole(found, size), None
+    trace, folded = unfolded
+    return _with_warnings(trace, size.said_of(steps)), folded
 
 
-def _units(found: own.Found, fold_events: int) -> Units | None:
-    """The units of the job, if it is large, its ranks say enough, and there are some to fold."""
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How large a run is, by one of its ranks."""
+
+    events: float
+    """Of all ranks, about."""
+    steps: Ints
+    """Numbers of the steps of that rank."""
+    topology: Topology | None
+
+    def steps_to_judge(self, share: float) -> list[int] | None:
+        """Evenly spread, if ``share`` of the events are more than can be looked at; None: all."""
+        count = len(self.steps)
+        keep = max(LEAST_JUDGED, int(count * MOST_EVENTS / max(1.0, self.events * share)))
+        if keep >= count:
+            return None
+        return self.steps[np.linspace(0, count - 1, keep).round().astype(np.int64)].tolist()
+
+    def said_of(self, steps: list[int] | None) -> list[str]:
+        """A warning that only ``steps`` are judged."""
+        if steps is None:
+            return []
+        return [f"of {len(self.steps)} steps {len(steps)} are judged, evenly spread, as there are too many for memory"]
+
+
+def _measure(found: own.Found) -> _Size | None:
+    """By the first rank whose files hold events."""
     for headers in found.selection.files.values():
         part = RankFiles()
-        events = sum(batch.num_rows for header in headers[:1] for batch in read_batches(header, part, ["step"]))
-        if part.topology is None or not events:
-            continue
-        size = headers[0].path.stat().st_size
-        if found.nbytes / size * events < fold_events or part.topology.world_size != found.selection.world_size:
-            return None
-        units = units_of(part.topology)
-        return units if units.count >= LEAST_UNITS else None
+        batches = [batch for header in headers for batch in read_batches(header, part, ["step"])]
+        numbers = [batch.column(0).drop_null().to_numpy() for batch in batches if batch.num_columns]
+        events = sum(batch.num_rows for batch in batches)
+        if events and numbers:
+            size = sum(header.path.stat().st_size for header in headers)
+            steps = np.unique(np.concatenate(numbers)).astype(np.int64)
+            return _Size(found.nbytes / size * events, steps[steps >= 0], part.topology)
     return None
+
+
+def _units(found: own.Found, size: _Size) -> Units | None:
+    """The units of the job, if its ranks say enough, and there are some to fold."""
+    if size.topology is None or size.topology.world_size != found.selection.world_size:
+        return None
+    units = units_of(size.topology)
+    return units if units.count >= LEAST_UNITS else None
+
+
+def _read_whole(found: own.Found, size: _Size | None) -> Trace:
+    """No rank is folded."""
+    steps = None if size is None else size.steps_to_judge(1.0)
+    return _with_warnings(own.read_found(found, steps=steps), size.said_of(steps) if size else [])
+
+
+def _with_warnings(trace: Trace, more: list[str]) -> Trace:
+    return replace(trace, warnings=(*trace.warnings, *more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +137,8 @@ class _Job:
 
     found: own.Found
     units: Units
+    steps: list[int] | None
+    """Those that are read; None: all."""
     parts: dict[int, RankFiles]
     rows: dict[int, pl.DataFrame]
     """By unit."""
@@ -96,10 +150,10 @@ class _Job:
     """Units with ranks that have to be looked at in full."""
 
 
-def _gather(found: own.Found, units: Units, engine: Engine) -> _Job | None:
+def _gather(found: own.Found, units: Units, steps: list[int] | None, engine: Engine) -> _Job | None:
     """Digests of all units; None where the ranks stand elsewhere than the topology says."""
     shared: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
-    digests = [answer(said, shared) for said in engine.run(tasks_of(found, units))]
+    digests = [answer(said, shared) for said in engine.run(tasks_of(found, units, steps))]
     digests.sort(key=lambda one: one.unit)
     parts = {rank: part for one in digests for rank, part in one.parts.items()}
     if any(not _as_expected(rank, part, units.topology) for rank, part in parts.items()):
@@ -107,6 +161,7 @@ def _gather(found: own.Found, units: Units, engine: Engine) -> _Job | None:
     return _Job(
         found,
         units,
+        steps,
         {rank: parts[rank] for rank in found.selection.files},
         {one.unit: one.rows for one in digests},
         pl.concat([one.cells for one in digests]),
@@ -126,20 +181,19 @@ def _as_expected(rank: int, part: RankFiles, topology: Topology) -> bool:
     return known and part.coordinates in (None, topology.coordinates(rank))
 
 
-def _unfold(job: _Job, config: ScanConfig, questions: Sequence[Question]) -> tuple[Trace, Folded | None]:
-    """Find the units that stand out while all are folded, and read those whole."""
+def _unfold(job: _Job, config: ScanConfig, questions: Sequence[Question]) -> tuple[Trace, Folded] | None:
+    """Find the units that stand out while all are folded, and read those whole; None if that is most of them."""
     trace, folded = _mixed(job, job.odd, None)
     if any(info.coordinates is None for info in trace.ranks.values()):
-        return own.read_found(job.found), None
-    run = rebuild(trace, config, folded)
-    candidates = find(run.context) if run.context.table.steps.count >= LEAST_STEPS else []
+        return None
+    context, candidates = screen(trace, config, folded)
     asked = _asked(questions, trace)
-    choice = choose(run.context, candidates, job.links, job.units, job.odd | _incomplete(job), asked)
+    choice = choose(context, candidates, job.links, job.units, job.odd | _incomplete(job), asked)
     whole = frozenset(choice.units) | job.odd
     if len(whole) > MOST_WHOLE * len(job.rows):
-        return own.read_found(job.found), None
+        return None
     trace, folded = _mixed(job, whole, choice.reference)
-    return replace(trace, warnings=(*trace.warnings, *_said(choice, len(whole), job))), folded
+    return _with_warnings(trace, _said(choice, len(whole), job)), folded
 
 
 def _asked(questions: Sequence[Question], trace: Trace) -> list[int]:
@@ -177,7 +231,7 @@ def _mixed(job: _Job, whole: frozenset[int], reference: int | None) -> tuple[Tra
             merged.add(rows.select(ROWS))
     for rank, headers in job.found.selection.files.items():
         if int(job.units.of_rank[rank]) in whole:
-            parts[rank] = read_rank(headers, job.found.offsets, merged)
+            parts[rank] = read_rank(headers, job.found.offsets, merged, job.steps)
     trace = own.assemble(job.found, parts, merged.all())
     folded = Folded(job.units, whole, reference, trace.groups, job.cells, job.passes, job.matched)
     return trace, folded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -22,20 +22,21 @@ from trimtab.traces.own_rank import RankFiles
 _FRAMES = ("rows", "cells", "passes", "links", "matched")
 
 
-def tasks_of(found: Found, units: Units) -> list[bytes]:
-    """A task for each unit of which there are files."""
+def tasks_of(found: Found, units: Units, steps: Collection[int] | None = None) -> list[bytes]:
+    """A task for each unit of which there are files: to read them, or ``steps`` of them."""
     by_unit: dict[int, list[int]] = {}
     for rank in sorted(found.selection.files):
         by_unit.setdefault(int(units.of_rank[rank]), []).append(rank)
-    return [_task(unit, ranks, found, units.topology) for unit, ranks in by_unit.items()]
+    return [_task(unit, ranks, found, units.topology, steps) for unit, ranks in by_unit.items()]
 
 
-def _task(unit: int, ranks: Sequence[int], found: Found, topology: Topology) -> bytes:
+def _task(unit: int, ranks: Sequence[int], found: Found, topology: Topology, steps: Collection[int] | None) -> bytes:
     files = {rank: found.selection.files[rank] for rank in ranks}
     clocks = {header.clock for headers in files.values() for header in headers}
     told = {
         "unit": unit,
         "topology": topology.as_dict(),
+        "steps": None if steps is None else sorted(steps),
         "offsets": {clock: found.offsets[clock] for clock in clocks},
         "files": [[rank, [asdict(header) | {"path": str(header.path)} for header in files[rank]]] for rank in ranks],
     }
@@ -46,7 +47,7 @@ def perform(task: bytes) -> bytes:
     """Do one task, in whatever process; :func:`answer` reads the result."""
     told = json.loads(task)
     files = {rank: [Header(**header | {"path": Path(header["path"])}) for header in of] for rank, of in told["files"]}
-    done = digest(told["unit"], files, told["offsets"], _units(tuple(told["topology"].items())))
+    done = digest(told["unit"], files, told["offsets"], _units(tuple(told["topology"].items())), told["steps"])
     frames = [_packed(getattr(done, name)) for name in _FRAMES]
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
     parts = {rank: _plain(part, groups) for rank, part in done.parts.items()}

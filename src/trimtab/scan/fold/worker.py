@@ -38,8 +38,11 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not come between the messages
     from trimtab.scan.fold.task import perform
 
-    while (task := receive(sys.stdin.buffer)) is not None:
-        send(out, perform(task))
+    try:
+        while (task := receive(sys.stdin.buffer)) is not None:
+            send(out, perform(task))
+    except BrokenPipeError:  # nobody is there any more to hear the answer
+        os._exit(0)
 
 
 if __name__ == "__main__":

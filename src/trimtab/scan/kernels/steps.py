@@ -55,24 +55,47 @@ def _by_optimizer(events: pl.DataFrame, streams: Streams) -> Boundaries | None:
         & (pl.col("kind").cast(pl.String) != Kind.KERNEL.value)
         & pl.col("rank").is_in(streams.ids.tolist())
     ).select("rank", "start", "end")
-    by_rank = [_ends(marks.filter(pl.col("rank") == rank).sort("start")) for rank in streams.ids.tolist()]
-    count = min((len(ends) for ends in by_rank), default=0)
-    if count < 1 or count > MOST_MARKS:
+    of_rank = {key[0]: part for key, part in marks.sort("start").partition_by("rank", as_dict=True).items()}
+    by_rank = [_ends(of_rank[rank]) if rank in of_rank else None for rank in streams.ids.tolist()]
+    ends = [mine - origin for mine, origin in zip(by_rank, streams.origin, strict=True) if mine is not None]
+    most = max((len(mine) for mine in ends), default=0)
+    if len(ends) < streams.ranks or most > MOST_MARKS:
         return None
-    dropped = max(len(ends) for ends in by_rank) - count
-    ends = np.stack([mine[-count:] for mine in by_rank]) - streams.origin[:, None]
-    first = np.array([streams.start[streams.rank == rank].min() for rank in range(streams.ranks)])
-    begins = np.concatenate([np.minimum(first, ends[:, 0])[:, None], ends[:, :-1]], axis=1)
-    said = [f"the trace names no steps; {count} were told by where the optimizer ends"]
-    if dropped:
-        said.append(f"some ranks recorded {dropped} more optimizer steps than others; the last {count} are compared")
-    rank, step = np.divmod(np.arange(ends.size), count)
-    return Boundaries(rank, step, begins.ravel(), ends.ravel(), tuple(said))
+    shift = _shifts([mine + origin for mine, origin in zip(ends, streams.origin, strict=True)])
+    firsts = streams.first_start()
+    begins = [np.r_[min(first, mine[0]), mine[:-1]] for first, mine in zip(firsts, ends, strict=True)]
+    said = [f"the trace names no steps; {most} were told by where the optimizer ends"]
+    if len({len(mine) for mine in ends}) > 1:
+        said.append("some ranks recorded fewer optimizer steps than others, and are compared in those")
+    rank = np.repeat(np.arange(streams.ranks), [len(mine) for mine in ends])
+    step = np.concatenate([before + np.arange(len(mine)) for mine, before in zip(ends, shift, strict=True)])
+    begin, end = np.concatenate(begins), np.concatenate(ends)
+    whole = np.concatenate(
+        [(np.arange(len(mine)) > 0) | (before == 0) for mine, before in zip(ends, shift, strict=True)]
+    )
+    return Boundaries(rank[whole], step[whole], begin[whole], end[whole], tuple(said))
+
+
+def _shifts(ends: list[Ints]) -> list[int]:
+    """Which of the steps of the rank that recorded the most is the first of each rank.
+
+    The one nearest in time, where clocks agree to less than half a step; else ranks are taken to have ended together.
+    """
+    longest = max(ends, key=len)
+    period = np.diff(longest).mean() if len(longest) > 1 else np.inf
+    shifts: list[int] = []
+    for mine in ends:
+        spare = len(longest) - len(mine)
+        away = np.abs(longest[: spare + 1] - mine[0])
+        near = int(away.argmin())
+        shifts.append(near if away[near] < period / 2 else spare)
+    return shifts
 
 
 def _ends(marks: pl.DataFrame) -> Ints:
     """Ends of the last optimizer of each step."""
     start, end = (marks[name].to_numpy().astype(np.int64) for name in ("start", "end"))
+    end = np.maximum.accumulate(end)
     if len(end) < 2:
         return end
     pause = start[1:] - end[:-1]
@@ -105,7 +128,7 @@ def _by_kernel(events: pl.DataFrame, streams: Streams) -> Boundaries | None:
     times = work.filter(pl.col("name") == chosen).sort("rank", "start")["start"].to_numpy().astype(np.int64)
     marks = times.reshape(streams.ranks, fewest) - streams.origin[:, None]
     covered = (marks[:, -1] - marks[:, 0]) * fewest / (fewest - 1)
-    length = np.array([np.ptp(streams.start[streams.rank == rank]) for rank in range(streams.ranks)])
+    length = streams.last_start() - streams.first_start()
     if (covered < LEAST_COVERED * length).any():
         return None
     rank, step = np.divmod(np.arange(streams.ranks * (fewest - 1)), fewest - 1)

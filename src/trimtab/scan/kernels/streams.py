@@ -46,6 +46,14 @@ class Streams:
         """One sortable key out of (rank, time)."""
         return composite(rank, time, self.ranks)
 
+    def first_start(self) -> Ints:
+        """When the first work of each rank began."""
+        return self.start[np.searchsorted(self.rank, np.arange(self.ranks), side="left")]
+
+    def last_start(self) -> Ints:
+        """When the last work of each rank began."""
+        return self.start[np.searchsorted(self.rank, np.arange(self.ranks), side="right") - 1]
+
     def finished_before(self, rank: Ints, moment: Ints) -> Ints:
         """When the work was done that the host had launched before each ``moment``; far in the past without any."""
         order = np.lexsort((self.launch, self.rank))

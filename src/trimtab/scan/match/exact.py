@@ -1,7 +1,8 @@
 """Matching by sequence numbers: the same (group, op, seq), and (src, dst, tag, seq) of messages, is one communication.
 
 Numbers may be wrong: counted by each process for itself, or reset. That shows where one number has different
-operations or sizes on different ranks, lies in different steps, or its members are not in it at the same time.
+operations or sizes on different ranks, or lies in different steps. Times that do not fit are no such sign, as clocks
+may be off.
 """
 
 from __future__ import annotations
@@ -36,14 +37,36 @@ def match_by_number(table: Table, rows: Ints, canonical: Ints) -> Ints:
     )[0]
 
 
-def doubtful(table: Table, lines: Lines, comm: Ints, apart: Bools) -> Bools:
+def suspects(table: Table, rows: Ints, comm: Ints, canonical: Ints, present: Ints) -> Bools:
+    """Rows of groups that deserve a closer look; of healthy ones there are none, and this is quick.
+
+    ``present`` is how many members of each code of ``table.group`` could be there.
+    """
+    count = int(comm.max(initial=-1)) + 1
+    p2p = table.kind[rows] != CODE[Kind.COLLECTIVE]
+    group = np.where(table.group[rows] >= 0, np.r_[canonical, -1][table.group[rows]], -1) + 1
+    group += p2p * (len(canonical) + 1)
+    groups = 2 * (len(canonical) + 1)
+    of = np.zeros(count, dtype=np.int64)
+    of[comm] = group
+    size = np.bincount(comm, minlength=count)
+    wanted = np.full(groups, 2)
+    wanted[canonical + 1] = present[: len(canonical)]
+    strange = _varies(comm, table.step[rows], count) | _varies(comm, table.bytes[rows], count)
+    total = np.bincount(of, minlength=groups)
+    hit = np.bincount(of, weights=strange, minlength=groups) >= LEAST_SUSPECT
+    hit |= np.bincount(of, weights=size < wanted[of], minlength=groups) > SUSPECT_SHARE * total
+    return hit[group]
+
+
+def doubtful(table: Table, lines: Lines, comm: Ints) -> Bools:
     """By group of ``lines``: the numbers of its members do not fit each other.
 
-    ``comm`` is what the numbers say, ``apart`` (by communication) what cannot be by its times.
+    ``comm`` is what the numbers say.
     """
     count = int(comm.max(initial=-1)) + 1
     step, key = table.step[lines.rows], lines.key
-    differs = _varies(comm, step, count) | _varies(comm, key, count) | apart
+    differs = _varies(comm, step, count) | _varies(comm, key, count)
     group = np.zeros(count, dtype=np.int64)
     group[comm] = lines.group
     groups = len(lines.p2p)
@@ -61,14 +84,14 @@ def doubtful(table: Table, lines: Lines, comm: Ints, apart: Bools) -> Bools:
     return (often & (share >= SUSPECT_STEPS)) | (missing & (sides > 1) & (total >= LEAST_SUSPECT))
 
 
-def agreeing(table: Table, lines: Lines, comm: Ints, apart: Bools) -> Ints:
-    """By group of ``lines``: how many communications are there on all sides, with one key, in one step, at one time."""
+def agreeing(table: Table, lines: Lines, comm: Ints) -> Ints:
+    """By group of ``lines``: how many communications are there on all sides, with one key, in one step."""
     count = int(comm.max(initial=-1)) + 1
     group = np.zeros(count, dtype=np.int64)
     group[comm] = lines.group
     _, one = factorize(lines.group, lines.side)
     sides = np.where(lines.p2p, 2, np.bincount(lines.group[one], minlength=len(lines.p2p)))
-    fine = ~_varies(comm, table.step[lines.rows], count) & ~_varies(comm, lines.key, count) & ~apart
+    fine = ~_varies(comm, table.step[lines.rows], count) & ~_varies(comm, lines.key, count)
     fine &= np.bincount(comm, minlength=count) == sides[group]
     return np.bincount(group[fine], minlength=len(lines.p2p))
 

@@ -69,7 +69,8 @@ def lines(table: Table, rows: Ints, canonical: Ints) -> Lines:
     kind = table.kind[rows]
     message = kind != CODE[Kind.COLLECTIVE]
     named = np.where(table.group[rows] >= 0, np.r_[canonical, -1][table.group[rows]], -1)
-    tag = np.where(message & _tags_known(table, rows, message)[0], table.tag[rows], -1)
+    tagged = bool((table.tag[rows[message]] >= 0).all())
+    tag = np.where(message & tagged, table.tag[rows], -1)
     group, first = factorize(
         message,
         np.where(message, -1, named),
@@ -81,11 +82,6 @@ def lines(table: Table, rows: Ints, canonical: Ints) -> Lines:
     op = np.where(message, -2, table.op[rows])
     key, _ = factorize(op, np.where(_sizes_by_nature(group, side, op, table.bytes[rows]), -2, table.bytes[rows]))
     return Lines(rows, group, side, key, message[first] if len(first) else np.zeros(0, dtype=bool))
-
-
-def _tags_known(table: Table, rows: Ints, message: Bools) -> Bools:
-    """Whether tags tell messages apart: every message has one."""
-    return np.array([bool((table.tag[rows[message]] >= 0).all())])
 
 
 def _sizes_by_nature(group: Ints, side: Ints, op: Ints, size: Ints) -> Bools:

@@ -8,7 +8,7 @@ import numpy as np
 
 from trimtab.events import Kind
 from trimtab.scan.arrays import Bools, Floats, Ints, factorize, sums
-from trimtab.scan.match.exact import agreeing, doubtful, match_by_number
+from trimtab.scan.match.exact import agreeing, doubtful, match_by_number, suspects
 from trimtab.scan.match.lines import canonical_groups, lines
 from trimtab.scan.match.model import SURE, Matches
 from trimtab.scan.match.order import match_by_order
@@ -64,37 +64,37 @@ def _match(table: Table, members: dict[str, tuple[int, ...]], by: str, clocks: C
     sure = np.ones(len(rows))
     comm[numbered] = match_by_number(table, rows[numbered], canonical)
     warnings: tuple[str, ...] = ()
+    sizes = _expected_sizes(table, members, canonical)
     if numbered.any():
-        doubted, warnings = _replaced(table, rows, numbered, comm, canonical, clocks)
+        doubted, warnings = _replaced(table, rows, numbered, comm, canonical, sizes[1], clocks)
         by_order = by_order | doubted
     if by_order.any():
         found = match_by_order(table, lines(table, rows[by_order], canonical), clocks)
         comm[by_order] = found.comm + int(comm.max(initial=-1)) + 1
         sure[by_order] = found.sure
     comm, first = factorize(comm)
-    return _matches(table, members, canonical, rows, comm, first, by_order, sure, clocks, warnings)
+    return _matches(table, sizes, rows, comm, first, by_order, sure, clocks, warnings)
 
 
 def _replaced(
-    table: Table, rows: Ints, numbered: Bools, comm: Ints, canonical: Ints, clocks: Clocks
+    table: Table, rows: Ints, numbered: Bools, comm: Ints, canonical: Ints, present: Ints, clocks: Clocks
 ) -> tuple[Bools, tuple[str, ...]]:
     """Rows of groups whose numbers do not fit each other while their order does, and a warning."""
     out = np.zeros(len(rows), dtype=bool)
-    apart = never_together(table, rows[numbered], comm[numbered], clocks)
     where = np.flatnonzero(numbered)
-    whole = lines(table, rows[numbered], canonical)
-    doubted = doubtful(table, whole, comm[numbered], apart)
+    where = where[suspects(table, rows[where], comm[where], canonical, present)]
+    if not len(where):
+        return out, ()
+    whole = lines(table, rows[where], canonical)
+    ids, _ = factorize(comm[where])
+    doubted = doubtful(table, whole, ids)
     if not doubted.any():
         return out, ()
     some = doubted[whole.group]
     part = lines(table, whole.rows[some], canonical)
-    ids, _ = factorize(comm[numbered][some])
-    number_apart = never_together(table, part.rows, ids, clocks)
+    ids, _ = factorize(ids[some])
     found = match_by_order(table, part, clocks)
-    order_apart = never_together(table, part.rows, found.comm, clocks)
-    before = agreeing(table, part, ids, number_apart)
-    after = agreeing(table, part, found.comm, order_apart)
-    better = after > before
+    better = agreeing(table, part, found.comm) > agreeing(table, part, ids)
     out[where[some]] = better[part.group]
     if not better.any():
         return out, ()
@@ -108,8 +108,7 @@ def _replaced(
 
 def _matches(
     table: Table,
-    members: dict[str, tuple[int, ...]],
-    canonical: Ints,
+    sizes: tuple[Ints, Ints],
     rows: Ints,
     comm: Ints,
     first: Ints,
@@ -122,7 +121,7 @@ def _matches(
     kind = table.kind[rows]
     size = np.bincount(comm, minlength=count).astype(np.int64)
     p2p = (kind != CODE[Kind.COLLECTIVE])[first] if count else np.zeros(0, dtype=bool)
-    expected, present = _expected_sizes(table, members, canonical)
+    expected, present = sizes
     group = table.group[rows][first]
     wanted = np.where(p2p, 2, expected[group] if count else 0)
     findable = np.where(p2p, 2, present[group] if count else 0)

@@ -17,6 +17,9 @@ from trimtab.scan.online.summary import Heartbeat, OpenCommunication, ranks_in
 _EQUAL_SIZES: Final = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather"})
 """Collectives in which every member has to bring as much."""
 
+_TOGETHER: Final = frozenset({"all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""Collectives that end for nobody before all have come."""
+
 
 class Place(NamedTuple):
     """One communication: where ranks meet."""
@@ -107,7 +110,7 @@ def diagnose(beats: Mapping[int, Heartbeat], world_size: int, silent: Iterable[i
     for rank, beat in speaking.items():
         for one in [one for one in beat.open if one.blocking] if held else beat.open[:1]:
             at.setdefault(_place(one), {})[rank] = one
-    waiting = [_waiting(place, ranks, speaking) for place, ranks in at.items()]
+    waiting = [_waiting(place, ranks, speaking) for place, ranks in at.items() if not _is_done(place, ranks, speaking)]
     waiting.sort(key=lambda one: (-len(one.arrived), one.place))
     edges: dict[object, Sequence[object]] = {}
     for one in waiting:
@@ -140,6 +143,19 @@ def _waiting(place: Place, ranks: Mapping[int, OpenCommunication], speaking: Map
     ops = sorted({(one.op, one.bytes) for one in ranks.values()})
     since = max((speaking[rank].unix_ns - one.since_unix_ns) * 1e-9 for rank, one in ranks.items())
     return Waiting(place, tuple(ops), tuple(sorted(ranks)), missing, max(since, 0.0))
+
+
+def _is_done(place: Place, ranks: Mapping[int, OpenCommunication], speaking: Mapping[int, Heartbeat]) -> bool:
+    """Another member is past this collective, which nobody can be alone: so it is over, and not noticed yet here."""
+    if place.is_message or any(one.op not in _TOGETHER for one in ranks.values()):
+        return False
+    members = {rank for one in ranks.values() for rank in ranks_in(one.members)} - set(ranks)
+    return any(
+        progress.group == place.group and progress.completed >= place.seq >= 0
+        for rank in members
+        if rank in speaking
+        for progress in speaking[rank].groups
+    )
 
 
 def _is_there(

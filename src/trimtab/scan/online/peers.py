@@ -43,10 +43,10 @@ def others_median(values: Floats) -> Floats:
     ordered = np.take_along_axis(values, order, axis=1)
     present = np.isfinite(values).sum(axis=1, keepdims=True)
     place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(ranks)[None, :].repeat(jobs, axis=0), axis=1)
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(ranks, dtype=np.int64), (jobs, ranks)), axis=1)
     left = present - (place < present)
     low, high = np.maximum((left - 1) // 2, 0), np.minimum(left // 2, ranks - 1)
-    rows = np.arange(jobs)[:, None]
+    rows = np.arange(jobs, dtype=np.int64)[:, None]
 
     def pick(at: Ints) -> Floats:
         return ordered[rows, np.minimum(at + (place <= at), ranks - 1)]

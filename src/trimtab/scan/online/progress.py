@@ -27,6 +27,7 @@ class Progress:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._ranks: dict[int, _Rank] = {}
+        self._here: set[int] = set()
         self._gone: set[int] = set()
 
     @property
@@ -34,10 +35,15 @@ class Progress:
         """The last ones."""
         return {rank: one.beat for rank, one in self._ranks.items()}
 
+    def seen(self, rank: int) -> None:
+        """The rank has said something."""
+        self._here.add(rank)
+        self._gone.discard(rank)
+
     def add(self, beat: Heartbeat, now: float) -> None:
         """Take in a heartbeat, at ``now`` (seconds, monotonic)."""
         known = self._ranks.get(beat.rank)
-        self._gone.discard(beat.rank)
+        self.seen(beat.rank)
         if known is None:
             self._ranks[beat.rank] = _Rank(beat, now, now)
             return
@@ -52,7 +58,7 @@ class Progress:
     @property
     def over(self) -> bool:
         """Every rank that was there has left."""
-        return bool(self._ranks) and self._gone >= set(self._ranks)
+        return bool(self._here) and self._gone >= self._here
 
     def silent(self, now: float) -> tuple[int, ...]:
         """Ranks that were heard of, and are no more."""

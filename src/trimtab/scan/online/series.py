@@ -122,7 +122,7 @@ class Series:
         new = (slower | slightly | often) & ~self.alarmed
         now_and_then = np.where(slower, tests.run.steps < _MOST_STEPS * tests.run.age, often & ~slightly)
         self._begin(new, now_and_then)
-        self._go_on(y, sigma, known)
+        self._go_on(y, sigma, known & ~new)
         quiet = ~self.alarmed & (self.evidence < _SUSPECT)
         self._pool.observe(bins, known, ~self.alarmed)
         self._follow(np.where(known, y, 0.0), quiet & known)

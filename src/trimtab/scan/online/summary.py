@@ -332,7 +332,7 @@ def _list(fields: dict[str, Any], name: str, most: int) -> list[Any]:
 
 def _bounded(said: object, name: str, most: int) -> list[Any]:
     if not isinstance(said, list) or len(cast("list[Any]", said)) > most:
-        _refuse(name, type(said).__name__)
+        _refuse(name, type(cast(object, said)).__name__)
     return cast("list[Any]", said)
 
 

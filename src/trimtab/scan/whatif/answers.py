@@ -10,6 +10,7 @@ import numpy as np
 from trimtab.events import Kind
 from trimtab.scan.arrays import Bools, Floats, Ints, factorize, medians
 from trimtab.scan.candidates import Context
+from trimtab.scan.causes.kernels import fix_by_segment
 from trimtab.scan.measure import COMPUTE_CODES, PASS_CODES
 from trimtab.scan.model import WhatIf
 from trimtab.scan.replay import Replayed, Replayer
@@ -119,8 +120,21 @@ class _Scenario:
                 self.notes.append(
                     f"rank {self._context.table.ids[rank]} has no peer to be like: its steps become like its usual one"
                 )
+            elif self._context.segments is not None:
+                self._kernels_like_peers(int(rank), factor)
         pieces = measures.pieces
         self.pieces *= factor[pieces.kind, pieces.rank, pieces.step]
+
+    def _kernels_like_peers(self, rank: int, factor: Floats) -> None:
+        """Between two meetings its kernels take what the peers' do there: an even factor would shift the meetings."""
+        measures, kernel = self._context.measures, CODE[Kind.KERNEL]
+        seconds = measures.seconds[kernel, rank]
+        ratio = float(seconds.sum() / max((seconds * factor[kernel, rank]).sum(), 1e-12))
+        if ratio <= 1:
+            return
+        pieces = np.flatnonzero((measures.pieces.kind == kernel) & (measures.pieces.rank == rank))
+        self.pieces[pieces] *= fix_by_segment(self._context, pieces, ratio)
+        factor[kernel, rank] = 1.0
 
     def _level_stages(self, stage: int | None) -> None:
         """The passes of a stage take the mean of the other stages; of all stages the mean of all."""

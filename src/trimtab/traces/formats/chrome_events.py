@@ -45,6 +45,7 @@ _SCHEMA: Final[dict[str, Any]] = {
     "microbatch": pl.Int64,
     "args": pl.String,
 }
+_WORDS: Final = ("process", "thread", "name", "category")
 
 Id = int | float | str | None
 
@@ -95,8 +96,8 @@ def read(files: Sequence[Path]) -> Trace:
     for file, ranks in zip(found, _ranks(found, warnings), strict=True):
         spans, more = whole_times(file.spans, pl.col("begin"), pl.col("length"), NS_PER_US)
         warnings += [f"{printable(file.path)}: {problem}" for problem in (*file.problems, *more)]
-        rank = pl.col("process").replace_strict(ranks or {"": 0}, default=None, return_dtype=pl.Int64)
-        parts.append(spans.with_columns(rank=rank))
+        rank = pl.col("process").cast(pl.String).replace_strict(ranks or {"": 0}, default=None, return_dtype=pl.Int64)
+        parts.append(spans.with_columns(rank=rank).drop("process", "begin"))
     events = event_table(_events(pl.concat(parts)))
     if events.is_empty():
         raise ValueError(f"{printable(files[0])}: a Chrome trace without a single span")
@@ -136,8 +137,9 @@ def _files(files: Sequence[Path]) -> tuple[list[_File], list[str]]:
 def _read_file(path: Path) -> _File:
     events: TraceEvents[_Event] = TraceEvents(path, _Event)
     collected = _Spans()
-    parts = [pl.DataFrame(collected.take(batch), schema=_SCHEMA, orient="row") for batch in events]
-    spans = pl.concat([pl.DataFrame(schema=_SCHEMA), *parts])
+    coded = pl.col(_WORDS).cast(pl.Categorical)
+    parts = [pl.DataFrame(collected.take(batch), schema=_SCHEMA, orient="row").with_columns(coded) for batch in events]
+    spans = pl.concat(parts or [pl.DataFrame(schema=_SCHEMA).with_columns(coded)])
     if spans.is_empty():
         raise ValueError(f"{printable(path)}: a Chrome trace without a single span")
     problems = [problem.removeprefix(f"{printable(path)}: ") for problem in events.problems]
@@ -233,7 +235,7 @@ def _ranks(files: Sequence[_File], warnings: list[str]) -> list[dict[str, int]]:
         {pid: int(found[1]) for pid, name in file.processes.items() if (found := _RANK.search(name)) is not None}
         for file in files
     ]
-    pids = [sorted(file.spans["process"].unique()) for file in files]
+    pids = [file.spans["process"].unique().cast(pl.String).sort().to_list() for file in files]
     if all(set(own) <= set(named) for own, named in zip(pids, by_name, strict=True)):
         return by_name
     in_names = [rank_in(file.path.name) for file in files]
@@ -258,13 +260,16 @@ def _ranks(files: Sequence[_File], warnings: list[str]) -> list[dict[str, int]]:
 
 def _events(spans: pl.DataFrame) -> pl.DataFrame:
     """Spans as events: steps, kernels (by category) and spans of the user."""
-    is_step = pl.col("name").str.contains(_STEP) & pl.col("step").is_not_null()
-    is_kernel = pl.col("category").str.to_lowercase().is_in(_KERNELS)
+    name = pl.col("name").cast(pl.String)
+    is_step = name.str.contains(_STEP) & pl.col("step").is_not_null()
+    is_kernel = pl.col("category").cast(pl.String).str.to_lowercase().is_in(_KERNELS)
     kind = pl.when(is_step).then(pl.lit(Kind.HOST.value)).when(is_kernel).then(pl.lit(Kind.KERNEL.value))
     return spans.filter(pl.col("rank").is_between(0, MAX_WORLD)).with_columns(
         event_id=pl.int_range(pl.len(), dtype=pl.Int64),
-        name=pl.when(is_step).then(pl.lit(NAME_STEP)).otherwise("name"),
+        name=pl.when(is_step).then(pl.lit(NAME_STEP)).otherwise(name),
         kind=kind.otherwise(pl.lit(Kind.USER.value)),
-        stream=pl.when(is_kernel).then(pl.format("thread {}", "thread")).otherwise(pl.lit(STREAM_HOST)),
+        stream=pl.when(is_kernel)
+        .then(pl.format("thread {}", pl.col("thread").cast(pl.String)))
+        .otherwise(pl.lit(STREAM_HOST)),
         ready="start",
     )

@@ -144,6 +144,7 @@ def _read_file(file: Path) -> pl.DataFrame:
         types: dict[str, Any] = {name: pa.int64() for name in _INTEGERS} | {name: pa.float64() for name in _TIMES}
         types["optype"] = pa.string()
         columns = [table[name].cast(types[name]) for name in _NEEDED]
+        columns[_NEEDED.index("optype")].validate(full=True)  # that it is UTF-8
     except _DAMAGED as error:
         raise ValueError(f"damaged, or of other types than this format's ({printable(error)})") from None
     return pl.DataFrame(pa.table(dict(zip(_NEEDED, columns, strict=True))))

@@ -6,13 +6,14 @@ versions 2.0 and later of the dump.
 
 from __future__ import annotations
 
-import json
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+import msgspec
 import polars as pl
 
 from trimtab.events import STREAM_COMM, Kind
@@ -147,8 +148,8 @@ def _row(entry: dict[str, Any], dump: Dump, groups: _Groups) -> tuple[Any, ...] 
     said = entry.get("profiling_name")
     if not created or not isinstance(said, str):
         return None
-    name = said[:_TEXT_LENGTH]
-    op = op_of(name.rpartition(":")[2]) or name.rpartition(":")[2]
+    name = _text(said)
+    op = _op(name)
     peer = _PEER.search(name)
     kind = {"send": Kind.SEND, "recv": Kind.RECV}.get(op, Kind.COLLECTIVE) if peer is not None else Kind.COLLECTIVE
     label = groups.label(dump, *_group_name(entry))
@@ -174,6 +175,13 @@ def _row(entry: dict[str, Any], dump: Dump, groups: _Groups) -> tuple[Any, ...] 
         target,
         _args(entry),
     )
+
+
+@functools.lru_cache(4096)
+def _op(name: str) -> str:
+    """The operation that ``nccl:all_reduce`` names."""
+    plain = name.rpartition(":")[2]
+    return op_of(plain) or plain
 
 
 def _numbered(events: pl.DataFrame) -> pl.DataFrame:
@@ -212,7 +220,7 @@ def _group_name(entry: dict[str, Any]) -> tuple[str, str]:
     said = entry.get("process_group")
     both = cast(list[Any], said) if isinstance(said, list | tuple) else []
     if len(both) == 2 and all(isinstance(part, str) for part in both):
-        return both[0][:_TEXT_LENGTH], both[1][:_TEXT_LENGTH]
+        return _text(both[0]), _text(both[1])
     return str(integer(entry.get("pg_id"))), ""
 
 
@@ -228,7 +236,7 @@ def _bytes(sizes: Any, dtypes: Any) -> tuple[str | None, int | None]:
     types = cast(list[Any], dtypes) if isinstance(dtypes, list | tuple) else []
     if not shapes or not types or not isinstance(types[0], str) or len(shapes) > _MOST_TENSORS:
         return None, None
-    dtype, width = width_of(types[0])
+    dtype, width = width_of(_text(types[0]))
     elements = 0
     for shape in shapes:
         if not isinstance(shape, list | tuple) or len(cast(list[Any], shape)) > _MOST_DIMENSIONS:
@@ -247,13 +255,13 @@ def _args(entry: dict[str, Any]) -> str:
     for key in ("state", "retired", "duration_ms", "timeout_ms"):
         value = entry.get(key)
         if isinstance(value, str | int | float) and value == value:
-            said[key] = value[:_TEXT_LENGTH] if isinstance(value, str) else value
+            said[key] = _text(value) if isinstance(value, str) else value
     started = integer(entry.get("time_discovered_started_ns"))
     if started:
         said["discovered_started_ns"] = started
     if (line := _line(entry.get("frames"))) is not None:
         said["line"] = line
-    return json.dumps(said, allow_nan=False)
+    return msgspec.json.encode(said).decode()
 
 
 def _line(frames: Any) -> str | None:
@@ -262,8 +270,13 @@ def _line(frames: Any) -> str | None:
         said = cast(dict[str, Any], frame) if isinstance(frame, dict) else {}
         file = said.get("filename")
         if isinstance(file, str) and "/torch/" not in file and (line := integer(said.get("line"))) is not None:
-            return f"{file[-_TEXT_LENGTH:]}:{line} {str(said.get('name'))[:100]}"
+            return _text(f"{file[-_TEXT_LENGTH // 2 :]}:{line} {said.get('name')!s:.100}")
     return None
+
+
+def _text(said: str) -> str:
+    """The begin of a text, such that any column can hold it (a pickle may hold half a surrogate pair)."""
+    return said[:_TEXT_LENGTH].encode("utf-8", "replace").decode()
 
 
 def _device(dump: Dump) -> str:

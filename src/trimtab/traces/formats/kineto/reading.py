@@ -10,6 +10,7 @@ from typing import Final, cast
 
 import polars as pl
 
+from trimtab.events import Kind
 from trimtab.traces.formats.heads import Head
 from trimtab.traces.formats.kineto.files import choose
 from trimtab.traces.formats.kineto.part import Part
@@ -24,6 +25,8 @@ _MARKS: Final = re.compile(
 )
 _EVENT_IDS: Final = 1 << 32
 """Event ids begin here: correlation ids, which CUDA counts in 32 bits, stay below."""
+_MOST_SAID: Final = 20
+"""Lines about damage in single files; of thousands of ranks each may have one."""
 
 
 def recognizes(head: Head) -> bool:
@@ -84,7 +87,11 @@ def _apart(parts: list[Part], rank: int, said: list[str]) -> list[Part]:
 def _of_rank(parts: list[Part], rank: int) -> pl.DataFrame:
     events = pl.concat([part.events for part in parts])
     numbered = pl.int_range(_EVENT_IDS, _EVENT_IDS + pl.len(), dtype=pl.Int64)
-    return events.with_columns(pl.lit(rank, pl.Int32).alias("rank"), numbered.alias("event_id")).select(list(COLUMNS))
+    own = pl.lit(rank, pl.Int32)
+    source = pl.when(pl.col("kind") == Kind.SEND.value).then(own).otherwise("src").alias("src")
+    target = pl.when(pl.col("kind") == Kind.RECV.value).then(own).otherwise("dst").alias("dst")
+    # The file's head may have been wrong about its rank.
+    return events.with_columns(own.alias("rank"), numbered.alias("event_id"), source, target).select(list(COLUMNS))
 
 
 def _info(rank: int, parts: list[Part]) -> RankInfo:
@@ -102,6 +109,8 @@ def _world_size(chosen: dict[int, list[Part]], said: list[str]) -> int:
 
 def _said(parts: Sequence[Part], chosen: dict[int, list[Part]]) -> list[str]:
     said = [problem for part in parts for problem in part.said]
+    if len(said) > _MOST_SAID:
+        said = [*said[:_MOST_SAID], f"and {len(said) - _MOST_SAID} more like these, of other files"]
     stepless = [
         rank for rank, own in chosen.items() if not any(part.events["step"].is_not_null().any() for part in own)
     ]
@@ -113,7 +122,7 @@ def _said(parts: Sequence[Part], chosen: dict[int, list[Part]]) -> list[str]:
             comms = part.events.filter(pl.col("op").is_not_null())
             unknown["group"] += comms["group"].null_count()
             unknown["bytes"] += comms["bytes"].null_count()
-    missing = [f"{name} of {count}" for name, count in unknown.items() if count]
+    missing = [f"the {name} of {count} communications" for name, count in unknown.items() if count]
     if missing:
-        said.append(f"the files do not tell {' nor '.join(missing)} communications")
+        said.append(f"the files do not tell {', nor '.join(missing)}")
     return said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 from enum import IntEnum
 from typing import Any, Final
 
@@ -50,7 +49,7 @@ class Slice(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
 class ExactSlice(Slice, gc=False, tag_field="ph", tag="X"):
     """The same where the times are too large for a float."""
 
-    ts: Decimal | None = None  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    ts: msgspec.Raw = msgspec.Raw(b"null")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
 
 
 OTHERS: Final = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 MOST_TIME_NS: Final = 1 << 62
 """Times further from 1970 (146 years) are damage."""
-_EXACT_US: Final = 1 << 42
-"""Microseconds up to here keep their nanoseconds as a float of 64 bits (by the clock that is 50 days)."""
+_EXACT_US: Final = 1 << 43
+"""Below, microseconds in a float of 64 bits keep their nanoseconds: 101 days (Kineto's origin moves every quarter)."""
 _PYTHON: Final = re.compile(r"<built-in (?:function|method) (?:sleep|collect)\b|dataloader\.py\(\d+\): __next__")
 
 
@@ -73,7 +73,7 @@ class Slices:
     launch_correlation: Integers
     """-1: none."""
     comms: dict[int, CommArgs]
-    """By row, of kernels and operators that communicate."""
+    """By row, of kernels and operators that communicate and say what."""
     metadata: dict[str, Any]
     problems: Sequence[str]
 
@@ -119,19 +119,30 @@ def _union(kinds: Iterable[Any]) -> Any:
     return first
 
 
+class _Time(msgspec.Struct):
+    ph: str | None = ""
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+
+
 def _is_large(path: Path) -> bool:
     """Whether times are fractions of microseconds since 1970, as for a while before ``baseTimeNanoseconds`` came."""
-
-    class Time(msgspec.Struct):
-        ph: str | None = ""
-        ts: Decimal | None = None
-
-    for batch in TraceEvents[Time](path, Time, 1 << 16):
+    for batch in TraceEvents[_Time](path, _Time, 1 << 16):
         for one in batch:
-            if one.ph == "X" and one.ts is not None:
-                exponent = one.ts.as_tuple().exponent
-                return abs(one.ts) > _EXACT_US and isinstance(exponent, int) and exponent < 0
+            if one.ph == "X":
+                digits, point, _ = bytes(one.ts).partition(b".")
+                return bool(point) and digits.isdigit() and len(digits) < 20 and int(digits) >= _EXACT_US
     return False
+
+
+def _exactly(text: bytes) -> int | None:
+    """Nanoseconds of a number of microseconds as the file has it; None where it is no number."""
+    digits, _, fraction = text.strip(b'"').partition(b".")
+    if digits.isdigit() and len(digits) < 20 and (fraction.isdigit() or not fraction):
+        return int(digits) * 1000 + int((fraction + b"000")[:3])
+    try:
+        return round(float(text) * 1000)
+    except (ValueError, OverflowError):
+        return None
 
 
 class _Columns:
@@ -146,6 +157,8 @@ class _Columns:
         self._streams, self._shapes = _Numbered(), _Numbered()
         self._launch: list[Integers] = []
         self._comms: dict[int, CommArgs] = {}
+        self._telling: list[bool] = []
+        """Of each name, whether it is one of a communication."""
         self._lost = self._backward = 0
 
     def add(self, slices: list[Any]) -> None:
@@ -172,30 +185,35 @@ class _Columns:
     def _times(self, slices: list[Any]) -> tuple[Integers, NDArray[np.float64]]:
         """Start and duration in nanoseconds; the duration of what has no time that makes sense is NaN."""
         length = np.array([one.dur for one in slices], np.float64) * 1e3
+        if self._exact:
+            exact = [_exactly(bytes(one.ts)) for one in slices]
+            near = [one is not None and abs(one) < MOST_TIME_NS for one in exact]
+            start = np.array([one if fine else 0 for one, fine in zip(exact, near, strict=True)], np.int64)
+            return start, np.where(np.array(near, bool) & (np.abs(length) < MOST_TIME_NS), np.rint(length), np.nan)
         microseconds = np.array([one.ts for one in slices], np.float64)
         good = np.abs(microseconds) * 1e3 + np.abs(length) < MOST_TIME_NS
-        if self._exact:
-            exact = [int(one.ts * 1000) if fine else 0 for one, fine in zip(slices, good.tolist(), strict=True)]
-            start = np.array(exact, np.int64)
-        else:
-            usable = np.where(good, microseconds, 0.0)
-            whole = np.floor(usable)  # by itself: as nanoseconds a float would not hold it
-            start = whole.astype(np.int64) * 1000 + np.rint((usable - whole) * 1e3).astype(np.int64)
+        usable = np.where(good, microseconds, 0.0)
+        whole = np.floor(usable)  # by itself: as nanoseconds a float would not hold it
+        start = whole.astype(np.int64) * 1000 + np.rint((usable - whole) * 1e3).astype(np.int64)
         return start, np.where(good, np.rint(length), np.nan)
 
     def _arguments(self, slices: list[Any], role: Codes, name: Codes) -> None:
         device, launch = ([slices[row] for row in np.flatnonzero(role == one)] for one in (Role.DEVICE, Role.LAUNCH))
         ran = _decode([one.args for one in device], DeviceArgs)
-        number = np.array([-1 if one.correlation is None else one.correlation for one in ran], np.int64)
+        number = _correlations(ran)
         stream = _numbers(self._streams, [(one.device, one.stream) for one in ran])
         shape = _numbers(self._shapes, [(*one.grid, *one.block) if one.grid and one.block else () for one in ran])
         self._device.append((number, stream, shape))
         calls = _decode([one.args for one in launch], LaunchArgs)
-        self._launch.append(np.array([-1 if one.correlation is None else one.correlation for one in calls], np.int64))
-        told = np.array([bool(communicates(one) or announces(one)) for one in self._names], bool)
-        rows = np.flatnonzero(told[name] & np.isin(role, (Role.DEVICE, Role.OP, Role.ANNOTATION))).tolist()
+        self._launch.append(_correlations(calls))
+        self._telling += [communicates(one) or announces(one) for one in islice(self._names, len(self._telling), None)]
+        rows = np.flatnonzero(
+            np.array(self._telling, bool)[name] & np.isin(role, (Role.DEVICE, Role.OP, Role.ANNOTATION))
+        ).tolist()
         said = _decode([slices[row].args for row in rows], CommArgs)
-        self._comms.update(zip([self._count + row for row in rows], said, strict=True))
+        for row, one in zip(rows, said, strict=True):
+            if one.collective is not None or one.dims is not None:
+                self._comms[self._count + row] = one
 
     def finish(self, metadata: dict[str, Any]) -> Slices:
         """All that was added; ``metadata`` tells from where the times count."""
@@ -203,12 +221,13 @@ class _Columns:
         start, length, name, role, thread = (np.concatenate(part) for part in zip(empty, *self._parts, strict=True))
         base = metadata.get("baseTimeNanoseconds")
         start += base if isinstance(base, int) and abs(base) < MOST_TIME_NS else 0
+        start = np.clip(start, 1 - MOST_TIME_NS, MOST_TIME_NS - 1)
         none = tuple(np.zeros(0, kind) for kind in (np.int64, np.int32, np.int32))
         number, stream, shape = (np.concatenate(part) for part in zip(none, *self._device, strict=True))
         rows = np.flatnonzero(role == Role.DEVICE)
         return Slices(
             start=start,
-            end=start + length,
+            end=np.minimum(start + length, MOST_TIME_NS - 1),
             name=name,
             role=role,
             thread=thread,
@@ -233,6 +252,12 @@ class _Columns:
 
 def _numbers(numbered: dict[Any, int], things: list[Any]) -> Codes:
     return np.fromiter(map(numbered.__getitem__, things), np.int32, len(things))
+
+
+def _correlations(said: Iterable[Any]) -> Integers:
+    """The numbers that join kernels and launches; -1: none, or one that is none of CUDA's."""
+    numbers = (one.correlation for one in said)
+    return np.array([number if number is not None and 0 <= number < 1 << 62 else -1 for number in numbers], np.int64)
 
 
 def _decode(texts: list[msgspec.Raw], kind: type[T]) -> list[T]:

@@ -17,6 +17,7 @@ from trimtab.traces.formats.megatronapp.files import BEGIN, END, ITERATION, REDU
 from trimtab.traces.formats.megatronapp.layout import PLACE, Layout, layout_of, locate
 from trimtab.traces.formats.tables import event_table
 from trimtab.traces.own_header import printable
+from trimtab.traces.own_rank import MOST_TIME_NS
 from trimtab.traces.table import RankInfo, Trace
 
 _MERGED_OLDER: Final = re.compile(rb'"name":\s*"iteration begin"')
@@ -187,7 +188,8 @@ def _begins(iterations: Sequence[Sequence[tuple[float, float]]]) -> pl.DataFrame
 def _sane(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     """Rows that tell when and in which step they were, in whole nanoseconds and the names of an event table."""
     known = rows.filter(pl.all_horizontal(pl.col(name).is_not_null() for name in ("start", "end", "iteration")))
-    known = known.filter(pl.col("iteration") >= 0)
+    placed = pl.all_horizontal(pl.col(name).abs() < MOST_TIME_NS for name in ("start", "end"))  # false for NaN
+    known = known.filter((pl.col("iteration") >= 0) & placed)
     warnings: list[str] = []
     if lost := len(rows) - len(known):
         warnings.append(f"{lost} of {len(rows)} spans do not tell their time or iteration; left out")

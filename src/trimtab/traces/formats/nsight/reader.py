@@ -20,6 +20,8 @@ _MARKS: Final = frozenset(
     {KERNELS, RANGES, "CUPTI_ACTIVITY_KIND_RUNTIME", "TARGET_INFO_SESSION_START_TIME", "StringIds"}
 )
 
+_BOTH: Final = "both ranks"
+
 
 def recognizes(head: Head) -> bool:
     """Whether it is an SQLite file with some of the tables of such an export, or one too damaged to tell."""
@@ -48,8 +50,13 @@ def read(files: Sequence[Path]) -> Trace:
             f"{rank_list(stepless)}: no NVTX range is named like a step: mark each with "
             'torch.cuda.nvtx.range(f"step {n}")'
         )
-    if events["kind"].is_in([kind.value for kind in COMM_KINDS]).any():
+    communicates = pl.col("kind").is_in([kind.value for kind in COMM_KINDS])
+    groups: dict[str, tuple[int, ...]] = {}
+    if events.select(communicates.any()).item():
         warnings.append("groups, sizes and numbers of communications are not in this format")
+        if sorted(ranks) == [0, 1]:  # of two ranks, both are in every group
+            groups = {_BOTH: (0, 1)}
+            events = events.with_columns(group=pl.when(communicates).then(pl.lit(_BOTH)).cast(pl.Categorical))
     several = len({file for file, _ in found}) > 1
     return Trace(
         events=events,
@@ -64,6 +71,7 @@ def read(files: Sequence[Path]) -> Trace:
             for rank, (file, process) in sorted(zip(ranks, found, strict=True), key=lambda pair: pair[0])
         },
         world_size=max(ranks) + 1,
+        groups=groups,
         run_id=files[0].stem if len(files) == 1 else files[0].parent.name,
         sources=tuple(dict.fromkeys(str(file) for file, _ in found)),
         warnings=tuple(warnings),
