@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scan_jobs import TP2_PP2_DP2, faulty
 
@@ -275,6 +275,7 @@ spans = st.lists(st.tuples(st.integers(0, 400), st.integers(1, 60), st.integers(
 
 
 @given(work=spans, comms=spans)
+@example(work=[(2, 1, 0)], comms=[(0, 1, 0), (1, 1, 0)])
 @settings(max_examples=60, deadline=None)
 def test_waits_lie_in_gaps_and_apart(work: list[tuple[int, int, int]], comms: list[tuple[int, int, int]]) -> None:
     rows = [kernel(start, start + length, min(launch, start)) for start, length, launch in work]

@@ -83,17 +83,27 @@ def find_waits(streams: Streams, silent: Gaps) -> Waits:
     until = np.where(on_stream | (~device & (after <= CPU_AT_ONCE_NS)), end, over)
     since = np.where(_called_before(streams, comm, begin), begin, np.maximum(begin, streams.comm_start[comm]))
     comm, at, since, until = (values[waited] for values in (comm, at, since, until))
-    since = np.maximum(since, _over_before(at, until))
+    first, since = _together(at, until, since)
+    since = np.maximum(since, _over_before(at, until, first))
     good = until > since
     return Waits(comm[good], since[good], until[good])
 
 
-def _over_before(gap: Ints, until: Ints) -> Ints:
-    """Until when an earlier wait in the same gap lasted (messages that share a kernel are over at once)."""
+def _together(gap: Ints, until: Ints, since: Ints) -> tuple[Ints, Ints]:
+    """Of each wait the first one that is over with it in the same gap (messages that share a kernel; communications so
+    short that the work after them tells no difference), and since when they all were waited for."""
+    if not len(gap):
+        return gap, since
+    begins = np.r_[True, (gap[1:] != gap[:-1]) | (until[1:] != until[:-1])]
+    firsts = np.flatnonzero(begins)
+    of = np.cumsum(begins) - 1
+    return firsts[of], np.minimum.reduceat(since, firsts)[of]
+
+
+def _over_before(gap: Ints, until: Ints, first: Ints) -> Ints:
+    """Until when an earlier wait in the same gap lasted."""
     if not len(gap):
         return until
-    begins = np.r_[True, (gap[1:] != gap[:-1]) | (until[1:] != until[:-1])]
-    first = np.maximum.accumulate(np.where(begins, np.arange(len(gap)), 0))
     earlier = np.maximum(first - 1, 0)
     follows = (first > 0) & (gap[earlier] == gap)
     return np.where(follows, until[earlier], np.iinfo(np.int64).min)
