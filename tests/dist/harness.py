@@ -17,6 +17,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -41,11 +42,14 @@ with warnings.catch_warnings():  # what others deprecate is not ours to fix, and
     import torch
     import torch.distributed as dist
 
+import trimtab  # noqa: E402
+
 torch.set_num_threads(1)  # a pool of threads does not survive a fork, and ranks share few cores
 
 REPOSITORY = Path(__file__).parents[2]
 _GRACE_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
+_PACKAGE = Path(trimtab.__file__).parent
 _PORTS_GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -203,7 +207,8 @@ def _trimtab_warnings() -> Iterator[list[str]]:
             said.append(record.getMessage())
 
     def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
-        if "trimtab" in str(message) or "/trimtab/" in filename:
+        # not by any part of the path: the checkout, and so every library in it, may lie in a folder of that name
+        if re.search(r"\btrimtab[:.]", str(message)) or Path(filename).is_relative_to(_PACKAGE):
             said.append(f"{category.__name__}: {message}")
 
     handler = Collect(logging.WARNING)

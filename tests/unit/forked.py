@@ -70,6 +70,8 @@ def _become_new(cwd: Path, out: int, err: int) -> None:
         logger.handlers.clear()
     warnings.simplefilter("default")
     gc.callbacks.clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
+        del sys.modules[name]  # what other tests imported is not what the script imports
     atexit._clear()
     sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
     threading.excepthook = threading.__excepthook__

@@ -236,7 +236,8 @@ with trimtab.span("work"):
     else:
         done = python(["-c", script], tmp_path)
     assert done.returncode == code, done.stderr
-    assert "trimtab" not in done.stderr.replace("import sys, trimtab", "")
+    said = done.stderr.replace(str(Path(__file__).parents[2]), "")  # the checkout may lie in a folder of that name
+    assert "trimtab" not in said.replace("import sys, trimtab", "")
     (file,) = files_of(tmp_path)
     assert file.merged["closed"] is True
     assert {"step", "work"} <= {row["name"] for row in file.rows}

@@ -38,9 +38,10 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
-def speak(directory, job, steps, said_by=None):
-    """Be the ranks of ``job``: meet the hub, tell of the steps, and leave."""
+def speak(directory, job, steps, said_by=None, begin=None):
+    """Be the ranks of ``job``: meet the hub, tell of the steps once ``begin`` says so, and leave."""
     wait_for((directory / RENDEZVOUS_FILE).exists)
+    wait_for(begin or (lambda: True))
     ranks = [join(f"rank.{rank}", CONFIG.control, directory, os.environ) for rank in range(job.ranks)]
     for rank in ranks:
         assert rank.wait_connected(DEADLINE)
@@ -117,7 +118,10 @@ def test_a_rank_cannot_speak_for_another(tmp_path):
 
 
 def test_a_second_one_joins_the_hub_of_the_first(tmp_path):
-    with meet("first", CONFIG.control, tmp_path, os.environ), speaking(tmp_path, Job(ranks=6), 40):
+    with (
+        meet("first", CONFIG.control, tmp_path, os.environ) as first,
+        speaking(tmp_path, Job(ranks=6), 40, begin=lambda: any("watch" in name for name in first.names)),
+    ):
         _, out, _ = watched(Options(str(tmp_path), once=True))
     assert "6 ranks" in out
 

@@ -22,7 +22,6 @@ from trimtab.record.communication.operators import NO_RANK, Operator
 _HEADER: Final = object.__basicsize__
 _word_at: Final = ctypes.c_size_t.from_address
 _graph_task: Final = torch._C._current_graph_task_id
-_MAIN_THREAD: Final = main_thread().ident
 
 
 class Pending:
@@ -99,7 +98,7 @@ class Issue(Protocol):
 
 def in_foreground() -> bool:
     """Is this the main thread or one of autograd's?"""
-    return get_ident() == _MAIN_THREAD or _graph_task() >= 0
+    return get_ident() == main_thread().ident or _graph_task() >= 0  # after a fork it may be another thread
 
 
 def address_of(work: Work) -> int:
