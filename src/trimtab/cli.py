@@ -205,12 +205,14 @@ def scan(
     from trimtab.scan.whatif import parse
 
     questions = [parse(text) for text in what_if or ()]
+    if summaries:
+        with _working(f"reading {directories[0]}"):
+            trace = _read(directories, run_id, attempt)
+        _show_history(trace)
+        return 0
     with _working(f"reading {directories[0]}"):
         reader = engines.Ray(ray_address) if engine is EngineName.RAY else engines.Local()
         trace, folded = load(directories, settled.scan, questions, run_id=run_id, attempt=attempt, engine=reader)
-    if summaries:
-        _show_history(trace)
-        return 0
     try:
         with _working(f"scanning {len(trace.events):,} events of {len(trace.ranks)} ranks"):
             analysis = analyze(trace, settled.scan, questions, folded)
