@@ -209,6 +209,59 @@ class LiveConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """In which order each pipeline stage runs its microbatches; ``off`` leaves the framework's own schedule."""
+
+    policy: Literal["off", "static", "hint", "greedy", "auto"] = "off"
+    """``static``: the order as planned; ``hint``: it, with bounded deviation where an input is late; ``greedy``: what is
+    ready, oldest backward first; ``auto``: ``hint``, leaning depth-first as memory gets tight and breadth-first as links
+    saturate."""
+    order: str = "auto"
+    """The planned order: gpipe, 1f1b, interleaved, bfc, dfc, zb-h1, zb-h2, zb-v, v-half, v-min, dualpipe-v; ``auto``: by
+    the model's chunks; or a .csv file of torch.distributed.pipelining."""
+    placement: Literal["loop", "v"] = "loop"
+    """How the model's chunks lie over the stages; ``v`` needs an even number of chunks a stage."""
+    split: bool = True
+    """Compute the gradients of weights apart from those of inputs, as filler."""
+    memory_cap: str = ""
+    """What activations may take on a stage: microbatches (``4.5``) or bytes (``12GB``); empty: what the order needs, and
+    one microbatch more."""
+    theta: float = 0.5
+    """Wait for the next planned action if its input is expected within this share of the alternative's duration."""
+    lookahead: int = 6
+    """How far ahead in the plan an alternative is looked for."""
+    timeout_seconds: float = 600.0
+    """A stage that hears nothing it waits for in this time raises an error."""
+    decisions: str = ""
+    """Directory for what each stage decided, one file a rank; empty: not kept."""
+    replay: str = ""
+    """Directory of decisions to repeat exactly."""
+
+    def __post_init__(self) -> None:
+        if self.theta < 0 or self.lookahead < 1:
+            raise ValueError("pipeline.theta must be at least 0 and pipeline.lookahead at least 1")
+        if self.timeout_seconds <= 0:
+            raise ValueError("pipeline.timeout_seconds must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class TransportConfig:
+    """How activations and their gradients travel between pipeline stages."""
+
+    kind: Literal["auto", "ucx", "torch"] = "auto"
+    """``ucx``: needs UCX on the system, in the environment or as the wheel libucx; ``torch``: torch.distributed;
+    ``auto``: ucx where it can be loaded."""
+    ucx_library: str = ""
+    """Path of libucp.so; empty: looked for."""
+    credits: int = 4
+    """Messages on their way that a receiver has buffers for, for each peer, direction and chunk; at least 1."""
+
+    def __post_init__(self) -> None:
+        if self.credits < 1:
+            raise ValueError("transport.credits must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole tree."""
 
@@ -219,6 +272,8 @@ class Config:
     scan: ScanConfig = field(default_factory=ScanConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
     live: LiveConfig = field(default_factory=LiveConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
 
 
 @dataclass(frozen=True, slots=True)

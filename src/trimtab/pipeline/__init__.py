@@ -1,0 +1,1 @@
+"""Pipeline schedules: actions, orders, policies, memory and their simulation (pure), and their execution (torch)."""

@@ -1,0 +1,1 @@
+"""Tagged asynchronous point-to-point transport between the stages of a pipeline."""
