@@ -18,10 +18,10 @@ import typer
 
 from trimtab import __version__, config
 from trimtab.output import STDOUT, write_text
+from trimtab.output import console as _console
+from trimtab.pipeline import simulate_command
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from trimtab.doctor import Check
     from trimtab.traces.table import Trace
 
@@ -324,6 +324,9 @@ def watch(
     return EXIT_FOUND if fail_on is FailOn.FINDING and found else 0
 
 
+app.command("simulate")(simulate_command.simulate)
+
+
 @app.command("compile")
 def compile_kernels() -> None:
     """Compile the kernels that intercept communication, once for an installation; jobs do it in the background else."""
@@ -419,16 +422,6 @@ def _working(what: str) -> AbstractContextManager[object]:
     from rich.text import Text
 
     return Console(stderr=True).status(Text(what))
-
-
-def _console() -> Console:
-    """A console on stdout that shows what the terminal's encoding lacks as question marks."""
-    from rich.console import Console
-
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="replace")
-    return Console()
 
 
 def _configuration(file: Path | None, settings: list[str] | None) -> config.Config:

@@ -9,7 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 STDOUT: Final = "-"
 """A file of this name is the standard output."""
@@ -66,6 +69,16 @@ def write_text(destination: str | Path, text: str) -> None:
         return
     with replacing(Path(destination)) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def console() -> Console:
+    """A console on stdout that shows what the terminal's encoding lacks as question marks."""
+    from rich.console import Console
+
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+    return Console()
 
 
 def _reason(error: OSError) -> str:
