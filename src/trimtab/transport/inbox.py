@@ -1,0 +1,64 @@
+"""What has come and has not been looked at: filled by one thread, read by another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from trimtab.transport.errors import TransportError
+from trimtab.transport.interface import Announcement, Message
+
+
+class Inbox:
+    """Arrivals in order, and what went wrong. Errors come after what arrived before them."""
+
+    def __init__(self) -> None:
+        self._items: deque[Message | Announcement] = deque()
+        self._event = threading.Event()
+        self.error: TransportError | None = None
+        """The first error; from then on every call raises it."""
+
+    def put(self, item: Message | Announcement) -> None:
+        """Something has come. An announcement counts from now, whenever it is looked at."""
+        if type(item) is Announcement:
+            item = item._replace(seconds=item.seconds + time.monotonic())
+        self._items.append(item)
+        self._event.set()
+
+    def fail(self, error: TransportError) -> None:
+        """Nothing more will come; the first reason is kept, it is most often the cause of the others."""
+        if self.error is None:
+            self.error = error
+        self._event.set()
+
+    def poll(self) -> list[Message | Announcement]:
+        """All that has come, once; raises when there is nothing and never will be."""
+        items = self._items
+        if not items:
+            self.check()
+            return []
+        now = time.monotonic()
+        came = [items.popleft() for _ in range(len(items))]
+        return [item._replace(seconds=item.seconds - now) if type(item) is Announcement else item for item in came]
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Until something is there; False: not within ``timeout`` seconds."""
+        if self._items:
+            return True
+        self.check()
+        self._event.clear()
+        if not self._items and self.error is None:  # else it came before the clear
+            self._event.wait(timeout)
+        if self._items:
+            return True
+        self.check()
+        return False
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error
