@@ -88,6 +88,7 @@ def examine(
         *_wrapped_methods(),
         *_kernels(os.environ if environment is None else environment),
         *_configuration(loaded),
+        *_pipeline(loaded.config),
         *_record_dir(loaded.config),
     ]
     return Diagnosis(tuple(checks))
@@ -258,6 +259,16 @@ def _fault(spec: str) -> Check:
     except ValueError as error:
         return Check("configuration", "faults.inject", State.PROBLEM, str(error))
     return Check("configuration", "faults.inject", State.NOTE, f"a fault will be injected: {spec}")
+
+
+def _pipeline(config: Config) -> Iterator[Check]:
+    """The transport between stages, and whether the settings can be run."""
+    if _torch() is None:
+        return
+    from trimtab.doctor_pipeline import look
+
+    for name, wrong, detail in look(config):
+        yield Check("pipeline", name, {True: State.PROBLEM, False: State.OK, None: State.NOTE}[wrong], detail)
 
 
 def _record_dir(config: Config) -> Iterator[Check]:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from trimtab.events import Kind
+from trimtab.record.clocks import UNKNOWN, Mark
 
 
 class Call:
     """One stretch of work on the compute stream: a layer's forward, its backward, an optimizer step."""
 
-    __slots__ = ("_state", "chunk", "kind", "layer", "microbatch", "name", "span")
+    __slots__ = ("_state", "began", "chunk", "ended", "kind", "layer", "microbatch", "name", "span")
 
     def __init__(self, kind: Kind, name: str, layer: int = -1, microbatch: int = -1, chunk: int = -1) -> None:
         self.kind = kind
@@ -25,6 +26,10 @@ class Call:
         self.chunk = chunk
         self.span: Any = None
         """What the recorder needs between begin and end."""
+        self.began: Mark = UNKNOWN
+        """Start on the device, once the recorder has seen it ..."""
+        self.ended: Mark = UNKNOWN
+        """... and end."""
         self._state: dict[str, Any] | None = None
 
     @property

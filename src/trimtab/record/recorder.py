@@ -56,6 +56,8 @@ class Recorder:
         """When that began, by the recorder's clock."""
         self.phase = ""
         """What the training thread is in, as the kind of an event; empty: nothing that is recorded."""
+        self.within: tuple[int, int] | None = None
+        """Chunk and microbatch of the pipeline's action that runs; None: none does."""
         self.coordinates: Mapping[str, int] | None = None
         """Where this rank stands, once that has been described."""
         self.active = False

@@ -80,7 +80,8 @@ class SpanObserver:
         # known: the thread has been busy since.
         gap = ready - thread.read_at
         cpu = thread.cpu + gap if 0 <= gap < _NEAR_NS else self._cpu_clock()
-        call.span = (event_id, parent, ident, thread, ready, cpu, self._mark())
+        call.began = start = self._mark()
+        call.span = (event_id, parent, ident, thread, ready, cpu, start)
 
     def end(self, call: Call) -> None:
         """Record the span, unless its begin was not seen."""
@@ -88,7 +89,7 @@ class SpanObserver:
         if begun is None:
             return
         call.span = None
-        end = self._mark()
+        call.ended = end = self._mark()
         event_id, parent, ident, thread, ready, cpu, start = begun
         if get_ident() == ident:
             thread.cpu = now = self._cpu_clock()
@@ -108,6 +109,8 @@ class SpanObserver:
             if site is None:
                 site = self._site(kind, name, layer)
             step, microbatch, chunk = recorder.step, call.microbatch, call.chunk
+            if recorder.within is not None:
+                chunk, microbatch = recorder.within
             recorder.push(site, step, event_id, parent, -1, ready, start, end, cpu, microbatch, chunk, -1, -1, 0)
         except Exception as error:
             recorder.fail(error)

@@ -22,7 +22,7 @@ _CATEGORY = {
     Kind.FORWARD: Category.FORWARD,
     Kind.RECOMPUTE: Category.FORWARD,
     Kind.BACKWARD: Category.BACKWARD,
-    Kind.WGRAD: Category.BACKWARD,
+    Kind.WGRAD: Category.WGRAD,
     Kind.OPTIMIZER: Category.OPTIMIZER,
     Kind.KERNEL: Category.KERNEL,
     Kind.HOST: Category.GAP,
@@ -106,14 +106,32 @@ def _shown_ranks(ranks: Ints) -> Ints:
 
 def _labels(table: Table, rows: Ints) -> list[str]:
     """What is written on the pieces of ``rows`` (-1: nothing was recorded)."""
-    columns = [table.name, table.kind, table.layer, table.microbatch]
+    columns = [table.name, table.kind, table.layer]
     said = zip(*(np.where(rows >= 0, c[rows] if len(c) else -1, -2).tolist() for c in columns), strict=True)
-    return [_label(table, *one) if one[1] >= 0 else "nothing recorded" for one in said]
+    names = [_name(table, *one) if one[1] >= 0 else "nothing recorded" for one in said]
+    return [name + where for name, where in zip(names, _places(table, rows), strict=True)]
 
 
-def _label(table: Table, name: int, kind: int, layer: int, microbatch: int) -> str:
+def _name(table: Table, name: int, kind: int, layer: int) -> str:
     shown = table.names[name] if name >= 0 else KINDS[kind].value
-    return shown + (f" {layer}" if layer >= 0 else "") + (f", microbatch {microbatch}" if microbatch >= 0 else "")
+    return shown + (f" {layer}" if layer >= 0 else "")
+
+
+def _places(table: Table, rows: Ints) -> list[str]:
+    """For which part of the model and which microbatch the events of ``rows`` are, as far as that is known and is not
+    the same for all."""
+    known = [at for at in table.coordinates if at is not None]
+    staged = len(known) == table.ranks and any(at.pp for at in known)
+    chunked = bool((table.chunk > 0).any())
+    at = np.maximum(rows, 0)
+    columns = (table.rank, table.chunk, table.microbatch) if len(table.rank) else ()
+    said = zip(*(np.where(rows >= 0, column[at], -1).tolist() for column in columns), strict=True)
+    return [
+        (f", stage {known[rank].pp}" if staged and microbatch >= 0 else "")
+        + (f", chunk {chunk}" if chunked and chunk >= 0 else "")
+        + (f", microbatch {microbatch}" if microbatch >= 0 else "")
+        for rank, chunk, microbatch in said
+    ] or [""] * len(rows)
 
 
 def _communication(context: Context, replayer: Replayer, step: int, shown: Ints, origin: int) -> list[Segment]:
@@ -134,8 +152,9 @@ def _communication(context: Context, replayer: Replayer, step: int, shown: Ints,
         table.kind[row],
     )
     out: list[Segment] = []
-    for rank, since, there, until, op, kind in zip(*(column.tolist() for column in columns), strict=True):
-        label = table.ops[op] if op >= 0 else KINDS[kind].value
+    places = _places(table, row)
+    for rank, since, there, until, op, kind, where in zip(*(c.tolist() for c in columns), places, strict=True):
+        label = (table.ops[op] if op >= 0 else KINDS[kind].value) + where
         for category, a, b in ((Category.WAIT, since, there), (Category.TRANSFER, there, until)):
             if b > a:
                 out.append(Segment(rank, a / 1e9, b / 1e9, category, label))

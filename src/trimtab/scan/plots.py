@@ -14,6 +14,8 @@ class Category(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    WGRAD = "wgrad"
+    """The backward for the weights alone."""
     OPTIMIZER = "optimizer"
     KERNEL = "kernel"
     """Work of the device of which no more is known."""

@@ -31,6 +31,7 @@ _LEAST_SCALE: Final = 0.1
 _CATEGORY_NAMES: Final = {
     Category.FORWARD: "forward",
     Category.BACKWARD: "backward",
+    Category.WGRAD: "backward for the weights",
     Category.OPTIMIZER: "optimizer",
     Category.KERNEL: "kernels",
     Category.OTHER: "other work",

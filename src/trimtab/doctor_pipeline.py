@@ -1,0 +1,102 @@
+"""What ``trimtab doctor`` says of pipelines: is there a UCX, and can the settings be run?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from trimtab.config import Config, PipelineConfig
+
+_STAGES: Final = 4
+_MICROBATCHES: Final = 8
+"""What settings are tried with, where nothing says how many there will be."""
+_BUILT_IN: Final = "shared memory (posix, sysv), tcp"
+_MODULE: Final = re.compile(r"libuct_([a-z0-9_]+)\.so")
+
+
+class Seen(NamedTuple):
+    """One thing that was looked at."""
+
+    name: str
+    wrong: bool | None
+    """None: worth a note."""
+    detail: str
+
+
+def look(config: Config) -> Iterator[Seen]:
+    """At the transport and, where a policy is set, at the settings of the pipeline. Needs torch."""
+    yield _transport(config)
+    if config.pipeline.policy != "off":
+        yield _settings(config.pipeline)
+
+
+def _transport(config: Config) -> Seen:
+    """Which UCX would be used, and what it can do."""
+    settings, name = config.transport, "UCX"
+    if settings.kind == "torch":
+        return Seen(name, False, "not used: transport.kind is torch")
+    from trimtab.transport.ucx.library import load_ucx
+
+    wanted = settings.kind == "ucx" or bool(settings.ucx_library)
+    try:
+        ucx = load_ucx(settings.ucx_library)
+    except (OSError, ValueError) as error:
+        way = "" if wanted else "; stages exchange messages over torch.distributed"
+        return Seen(name, True if wanted and config.pipeline.policy != "off" else None, f"{error}{way}")
+    path = _mapped(Path(ucx.path).name) or Path(ucx.path)
+    modules = _modules(path)
+    more = f", and by modules: {', '.join(modules)}" if modules else ", and no modules (no CUDA IPC, no RDMA)"
+    detail = f"{ucx.version} at {path}: {_BUILT_IN}{more}"
+    if "cuda" in modules or not _has_gpu():
+        return Seen(name, False, detail)
+    detail += "; it cannot send from GPUs: name one that can as transport.ucx_library (the wheel libucx has it)"
+    return Seen(name, True if config.pipeline.policy != "off" else None, detail)
+
+
+def _modules(path: Path) -> list[str]:
+    """What lies beside libucp as plug-ins, by name."""
+    files = path.parent.glob("ucx/libuct_*.so*")
+    return sorted({found[1] for file in files if (found := _MODULE.match(file.name))})
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _mapped(name: str) -> Path | None:
+    """Where a library of this process lies, which was loaded by its name."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    stem = name.split(".so")[0]
+    return next((Path(line[line.index("/") :]) for line in lines if f"/{stem}.so" in line or f"/{stem}-" in line), None)
+
+
+def _settings(config: PipelineConfig) -> Seen:
+    """Can a pipeline be run with these?"""
+    from trimtab.pipeline.execute.schedule import Schedule
+    from trimtab.pipeline.execute.settings import order_name
+    from trimtab.pipeline.orders import default_chunks
+    from trimtab.pipeline.torch_csv import read_torch_csv
+
+    name = "pipeline.policy"
+    try:
+        stages, microbatches = _STAGES, _MICROBATCHES
+        if config.order.endswith(".csv"):
+            shape = read_torch_csv(config.order).shape
+            stages, chunks, microbatches = shape.stages, shape.chunks, shape.microbatches
+        elif config.order == "auto":
+            chunks = 2 if config.placement == "v" else 1
+        else:
+            chunks = default_chunks(config.order)
+        Schedule(config, 0, stages, chunks).check(microbatches)
+        order = order_name(config, chunks)
+    except (ValueError, OSError) as error:
+        return Seen(name, True, str(error))
+    text = f"{config.policy}, order {order}, cap {config.memory_cap or 'as the order needs'}"
+    return Seen(name, False, f"{text}: can be run ({stages} stages of {chunks} chunks, {microbatches} microbatches)")
