@@ -10,8 +10,9 @@ DEMO_ARGS ?=
 DRILLS ?= 300
 SEED ?= 1
 FUZZ_SECONDS ?= 60
+WORKERS ?= 2
 
-.PHONY: help demo test test-all matrix check docs drills fuzz clean
+.PHONY: help demo test test-all nightly matrix check docs drills fuzz clean
 
 help:
 	@echo "make demo   train a small GPT on 8 processes, slow one rank, and let scan find it (DEMO_ARGS=... adds arguments)"
@@ -19,6 +20,7 @@ help:
 	@echo "make matrix every injected fault in every parallel layout: trained, recorded, scanned, named"
 	@echo "make drills break trimtab inside running jobs, hundreds of times (DRILLS=300 SEED=1)"
 	@echo "make test-all  make test, and the tests that it leaves out for their time (marked slow)"
+	@echo "make nightly  make test-all, drills, fuzz, and every combination of pipelines: hours"
 	@echo "make fuzz   feed damaged files to every reader of traces (FUZZ_SECONDS=60 each)"
 	@echo "make check  the static part of it: lint, format, types, import contracts"
 	@echo "make docs   build the documentation into site/"
@@ -68,14 +70,22 @@ fuzz: $(VENV)/.dev
 	@$(PIP) install "atheris>=3"
 	@mkdir -p build/fuzz && cd build/fuzz && $(CURDIR)/$(BIN)/python $(CURDIR)/tests/fuzz/fuzz.py all $(FUZZ_SECONDS)
 
-# pytest comes last: its closing line is the last thing to see.
+# Tests of values run in several processes (WORKERS=2), a file in one of them; those that start processes of their own, and
+# look at how long things take, have the machine for themselves. pytest comes last: its closing line is the last to see.
 test: check docs
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest tests/dist tests/drills tests/gpu
 
 test-all: check docs
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -m "not nightly" tests/unit -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not nightly" tests/dist tests/drills tests/gpu
+
+# make test tries pipelines of every kind in all pairs of their choices; this one in all combinations, which takes the
+# better part of an hour by itself.
+nightly: test-all drills fuzz
+	$(BIN)/python -m pytest -m nightly
 
 clean:
 	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -172,18 +172,17 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
 
 def build_model(args: argparse.Namespace, config: TransformerConfig) -> list[Any]:
     """The model chunks of this rank, wrapped for mixed precision and data parallelism."""
-    last = args.pp * args.vpp - 1
     chunks: list[Any] = []
     for chunk in range(args.vpp):
-        stage = chunk * args.pp + parallel_state.get_pipeline_model_parallel_rank()
+        virtual = chunk if args.vpp > 1 else None
         model: Any = GPTModel(
             config=config,
             transformer_layer_spec=get_gpt_layer_local_spec(),
             vocab_size=VOCAB,
             max_sequence_length=args.seq_length,
-            pre_process=stage == 0,
-            post_process=stage == last,
-            vp_stage=chunk if args.vpp > 1 else None,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual),
+            vp_stage=virtual,
         )
         initialise(model, args)
         model = model.cuda() if CUDA else model

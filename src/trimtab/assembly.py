@@ -27,6 +27,7 @@ from trimtab.record.injection.faults import Fault, Faults, parse_fault
 from trimtab.record.injection.injection import Injection
 from trimtab.record.live.live import Live, start_live
 from trimtab.record.observe import Observer, Observers
+from trimtab.record.pipeline import clear_parts, set_parts
 from trimtab.record.recorder import Recorder
 from trimtab.record.run_identity import Identity, make_header
 from trimtab.record.spans import SpanObserver, set_recorder
@@ -71,6 +72,9 @@ class Assembly:
             return False
         observers = self._observers(device, emulated)
         self.observer = observers[0] if len(observers) == 1 else Observers(observers)
+        mark = getattr(device, "position", device.mark)
+        set_parts(self.recorder, self.observer, mark, self._identity.world_size)
+        self._undo.callback(clear_parts)
         self._intercept(device, emulated)
         if isinstance(device, CudaDevice):
             graphs = GraphSpans(self.observer, self.recorder)

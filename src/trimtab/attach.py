@@ -201,6 +201,8 @@ class Session:
             self.recorder, self._injection, self._observer = parts.recorder, parts.injection, parts.observer
         if working:
             self._hook_framework()
+        elif self.config.pipeline.policy != "off" and self.config.engine.name != "torch":
+            self._undo.callback(when_imported("megatron.core", self._hook_pipeline))
 
     def _hook_framework(self) -> None:
         """Megatron-Core from its import on, or plain PyTorch."""
@@ -237,6 +239,7 @@ class Session:
 
     def _hook_megatron(self) -> None:
         """Megatron-Core has just been imported. Its optimizers are torch's, too, so the plain hooks go."""
+        self._hook_pipeline()  # before the engine, which watches whatever schedule is in place
         try:
             from trimtab.engines.megatron import MegatronEngine
 
@@ -249,6 +252,20 @@ class Session:
         self._undo.callback(engine.remove)
         if self._plain is not None:
             self._plain.remove()
+
+    def _hook_pipeline(self) -> None:
+        """Megatron-Core has just been imported: its pipelines are to run by a policy of ours, if one is chosen."""
+        if self.config.pipeline.policy == "off":
+            return
+        try:
+            from trimtab.engines.megatron_pipeline import MegatronPipeline
+
+            pipeline = MegatronPipeline(self.config)
+            pipeline.install()
+        except Exception as error:
+            failed(f"Megatron-Core's schedules are left as they are ({error}); [pipeline] has no effect")
+            return
+        self._undo.callback(pipeline.remove)
 
 
 def _settle(config: str | os.PathLike[str] | Config | None, overrides: Mapping[str, Any]) -> Config:

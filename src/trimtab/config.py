@@ -122,6 +122,23 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EmulatePipelineConfig:
+    """Emulated stages of a pipeline: its actions and messages take these times. A list has one value, or one for each
+    stage; a value is the time of the stage, or the times of its chunks, ``10/12``."""
+
+    forward_ms: tuple[str, ...] = ()
+    """Forward of a microbatch; empty: stages are not emulated."""
+    backward_ms: tuple[str, ...] = ()
+    """Backward for the inputs; empty: as forward."""
+    wgrad_ms: tuple[str, ...] = ()
+    """Backward for the weights; empty: as backward."""
+    link_gb_s: float = 0.0
+    """Bandwidth of each link between two stages, in each direction; 0: no limit."""
+    latency_ms: float = 0.0
+    """Of a message, after it has left its link."""
+
+
+@dataclass(frozen=True, slots=True)
 class EmulateConfig:
     """Emulated devices: real arithmetic, padded to these durations in milliseconds (0: not padded)."""
 
@@ -133,6 +150,7 @@ class EmulateConfig:
     output_ms: float = 1.0
     """Forward of the output layer (final norm, logits)."""
     optimizer_ms: float = 10.0
+    pipeline: EmulatePipelineConfig = field(default_factory=EmulatePipelineConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,19 +231,19 @@ class PipelineConfig:
     """In which order each pipeline stage runs its microbatches; ``off`` leaves the framework's own schedule."""
 
     policy: Literal["off", "static", "hint", "greedy", "auto"] = "off"
-    """``static``: the order as planned; ``hint``: it, with bounded deviation where an input is late; ``greedy``: what is
-    ready, oldest backward first; ``auto``: ``hint``, leaning depth-first as memory gets tight and breadth-first as links
-    saturate."""
+    """``static``: the order as planned; ``hint``: it, with bounded deviation where an input is late; ``greedy``: what
+    is ready, oldest backward first; ``auto``: ``hint``, leaning depth-first as memory gets tight and breadth-first as
+    links saturate."""
     order: str = "auto"
-    """The planned order: gpipe, 1f1b, interleaved, bfc, dfc, zb-h1, zb-h2, zb-v, v-half, v-min, dualpipe-v; ``auto``: by
-    the model's chunks; or a .csv file of torch.distributed.pipelining."""
+    """The planned order: gpipe, 1f1b, interleaved, bfc, dfc, zb-h1, zb-h2, zb-v, v-half, v-min, dualpipe-v; ``auto``:
+    by the model's chunks; or a .csv file of torch.distributed.pipelining."""
     placement: Literal["loop", "v"] = "loop"
     """How the model's chunks lie over the stages; ``v`` needs an even number of chunks a stage."""
     split: bool = True
     """Compute the gradients of weights apart from those of inputs, as filler."""
     memory_cap: str = ""
-    """What activations may take on a stage: microbatches (``4.5``) or bytes (``12GB``); empty: what the order needs, and
-    one microbatch more."""
+    """What activations may take on a stage: microbatches (``4.5``) or bytes (``12GB``); empty: what the order needs,
+    and one microbatch more."""
     theta: float = 0.5
     """Wait for the next planned action if its input is expected within this share of the alternative's duration."""
     lookahead: int = 6

@@ -42,7 +42,7 @@ with warnings.catch_warnings():  # what others deprecate is not ours to fix, and
     import torch
     import torch.distributed as dist
 
-import trimtab  # noqa: E402
+import trimtab
 
 torch.set_num_threads(1)  # a pool of threads does not survive a fork, and ranks share few cores
 

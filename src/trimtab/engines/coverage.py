@@ -77,6 +77,7 @@ _SEEN_MEGATRON: Final = "tests/dist/test_collectives_megatron.py::test_every_com
 _TRAINING: Final = "tests/dist/test_collectives_training.py"
 _COMPLETE: Final = "tests/dist/test_collectives_complete.py"
 _PARALLEL: Final = "tests/dist/test_plain_parallel.py"
+_PIPELINE: Final = "tests/dist/test_pipeline_recorded.py"
 _PLAIN: Final = "tests/unit/test_engines_plain.py"
 _COMPILE: Final = "tests/unit/test_engines_plain_compile.py"
 
@@ -226,6 +227,21 @@ _TORCH: Final = (
             "tests/dist/test_plain_pipelining.py::test_evaluation",
             f"{_TRAINING}::test_pipelining",
         ),
+    ),
+    Way(
+        name="trimtab.pipeline, and Megatron-Core's pipelines that run on it",
+        recorded=(_STEPS, _LAYERS, _COMMUNICATION),
+        unchecked=(_RECOMPUTE, _OPTIMIZER, _EVALUATION),
+        in_part=(_DATA,),
+        not_recorded=(_CHECKPOINTS,),
+        missing=f"{_AS_DDP} or Megatron-Core; each action (forward, backward, gradients of weights) with chunk and "
+        "microbatch; gradients of weights that are put off are without layers",
+        tests=(
+            f"{_PIPELINE}::test_every_message_finds_its_partner_and_every_action_is_there_once",
+            f"{_PIPELINE}::test_layers_are_parts_of_the_actions_they_run_in",
+            f"{_PIPELINE}::test_a_megatron_job_has_its_losses_and_its_layers_lie_in_actions",
+        ),
+        gpu="H200, stages that share it; 2 H200, Megatron-Core PP2 x VPP2",
     ),
     Way(
         name="torch.compile",

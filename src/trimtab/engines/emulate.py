@@ -9,6 +9,9 @@ Time of the device follows from the host's clock and the targets alone. Within a
 over the stretches between its communications (how many there are is learnt from the last layer), so that a slow rank
 comes late to its next collective and not only to the one after the layer. In an optimizer step and an embedding the
 arithmetic lies too unevenly for that: what is left of the target comes at their end.
+
+Where the actions of a pipeline have times of their own (``[emulate.pipeline]``, ``engines/emulated_pipeline.py``), the
+layers within them have none.
 """
 
 from __future__ import annotations
@@ -64,11 +67,13 @@ class EmulatedDevice:
         self._factor = factor
         self._clock = clock
         self._sleep = sleep
-        self._forward_ns = {
-            "layer": _nanoseconds(config.layer_forward_ms),
-            "embedding": _nanoseconds(config.embedding_ms),
-            "output": _nanoseconds(config.output_ms),
-        }
+        self._forward_ns: dict[str, int] = {}
+        if not config.pipeline.forward_ms:
+            self._forward_ns = {
+                "layer": _nanoseconds(config.layer_forward_ms),
+                "embedding": _nanoseconds(config.embedding_ms),
+                "output": _nanoseconds(config.output_ms),
+            }
         self._backward_ratio = config.backward_ratio
         self._optimizer_ns = _nanoseconds(config.optimizer_ms)
         self._frames: list[_Frame] = []

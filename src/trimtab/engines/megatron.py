@@ -116,6 +116,7 @@ class MegatronEngine:
             finally:
                 self._leave(restore)
 
+        vars(schedule)["watching"] = self._around_schedule  # for a schedule of ours that is called directly
         return schedule
 
     def _enter(self, keywords: _Keywords, restore: list[Callable[[], None]]) -> _Keywords:

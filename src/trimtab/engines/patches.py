@@ -59,6 +59,34 @@ SCHEDULE_PATCHES: Final = tuple(
     )
     for name in ("no_pipelining", "pipelining_without_interleaving", "pipelining_with_interleaving")
 )
+PIPELINE_PATCHES: Final = tuple(
+    Patch(
+        f"megatron.pipeline.{name}",
+        f"{_SCHEDULES}:forward_backward_{name}",
+        "runs the microbatches by [pipeline] policy; the schedules have no registry",
+    )
+    for name in ("pipelining_without_interleaving", "pipelining_with_interleaving")
+)
+_STATE: Final = "megatron.core.parallel_state"
+PLACEMENT_PATCHES: Final = (
+    Patch("megatron.placement.last_chunk", f"{_STATE}:is_pipeline_last_stage", "where a model laid as a V ends"),
+    Patch(
+        "megatron.placement.last_rank",
+        "megatron.core.pipeline_parallel.utils:is_pp_last_stage",
+        "where a model laid as a V ends",
+    ),
+    Patch("megatron.placement.embedding", f"{_STATE}:default_embedding_ranks", "a V has both copies on one rank"),
+    Patch(
+        "megatron.placement.tied",
+        "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer",
+        "the copies of a tied weight begin alike",
+    ),
+    Patch(
+        "megatron.placement.layers",
+        "megatron.core.transformer.transformer_layer:get_transformer_layer_offset",
+        "the layers of a chunk of a V",
+    ),
+)
 OPTIMIZER_PATCHES: Final = (
     Patch("megatron.optimizer.mixed_precision", f"{_OPTIMIZER}:MixedPrecisionOptimizer.step", "optimizer time"),
     Patch("megatron.optimizer.fp32", f"{_OPTIMIZER}:FP32Optimizer.step", "optimizer time"),
@@ -131,6 +159,8 @@ PIPELINING_PATCHES: Final = tuple(
 PLAIN_PATCHES: Final = (DATA_PATCH, COMPILED_CALL_PATCH, *PIPELINING_PATCHES)
 ALL_PATCHES: Final = (
     *GRAPH_PATCHES,
+    *PIPELINE_PATCHES,
+    *PLACEMENT_PATCHES,
     *SCHEDULE_PATCHES,
     *OPTIMIZER_PATCHES,
     *CHECKPOINT_PATCHES,

@@ -27,6 +27,8 @@ from trimtab.transport.wire import HEADER_BYTES, Header, Kind, Wire
 
 _MOST_HEADERS: Final = 64
 """In one round, so that no flood of them keeps a thread."""
+_PATIENCE: Final = 16
+"""While something is under way, its next piece is a microsecond off, and a look at everything costs five."""
 
 
 class Protocol:
@@ -105,7 +107,7 @@ class Protocol:
         did = self.take_commands()
         if self._unready:
             did += self._look_at_unready()
-        did += self._worker.progress()
+        did += self._worker.progress(_PATIENCE if self.under_way else 1)
         if self._worker.failed:
             self._endpoint_failed()
         did += self._take_headers()

@@ -196,12 +196,18 @@ class Worker:
         """Ask for the end of a request; it is over when :meth:`finished` says so."""
         self._ucx.slow.ucp_request_cancel(self._worker, request)
 
-    def progress(self) -> int:
-        """Move things on, as long as there is something to do, but not for ever; 0: there was nothing."""
-        did = 0
+    def progress(self, patience: int = 1) -> int:
+        """Move things on, until there was nothing to do ``patience`` times, but not for ever; 0: there was nothing."""
+        did = idle = 0
         progress, worker = self._progress, self._worker
-        while did < _MOST_PROGRESS and progress(worker):
-            did += 1
+        while did < _MOST_PROGRESS:
+            if progress(worker):
+                did += 1
+                idle = 0
+            else:
+                idle += 1
+                if idle >= patience:
+                    break
         return did
 
     def arm(self) -> bool:
