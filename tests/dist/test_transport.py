@@ -230,7 +230,7 @@ def _lying(rank: int) -> None:
     if rank == 0:
         wire = transport._protocol._wire
         pack = wire.pack
-        wire.pack = lambda *arguments: pack(*arguments[:5], tuple(t[: len(t) // 2] for t in arguments[5]))
+        wire.pack = lambda *said: pack(*said[:5], *(tuple(t[: len(t) // 2] for t in tensors) for tensors in said[5:]))
         transport.send(1, Label(True, 3, 7, 1), (torch.ones(100_000),))
         with contextlib.suppress(PeerLost):
             transport.wait(2.0)
