@@ -13,6 +13,7 @@ from trimtab.pipeline.dispatch import Dispatcher, Signals
 from trimtab.pipeline.memory import MemoryGuard
 from trimtab.pipeline.orders import make_plan
 from trimtab.pipeline.policies import Auto, Greedy, Hint, Policy, Replay, Static
+from trimtab.pipeline.shape import Placement, Shape
 from trimtab.pipeline.simulate import simulate
 from trimtab.pipeline.simulate.disturbance import parse
 
@@ -212,3 +213,37 @@ def test_the_figures_that_were_known_of_hint_and_greedy():
     assert simulate(plan, Hint(), costs, slow, 8.5).ratio <= 1.114
     assert simulate(plan, Greedy(), costs, cap=11.5).ratio == pytest.approx(1.041, abs=5e-4)
     assert simulate(plan, Greedy(), costs, slow, 11.5).ratio == pytest.approx(1.118, abs=5e-4)
+
+
+def switches(microbatches: int, spare: float, *disturbed: str) -> list[Switch]:
+    shape = Shape(4, 2, microbatches, Placement.V)
+    plan, log = make_plan("zb-v", shape), DecisionLog()
+    costs = Costs.uniform(shape, transfer=0.05)
+    simulate(plan, Auto(), costs, parse(disturbed, 4), plan.peak() + spare, log=log)
+    return list(log.switches)
+
+
+@pytest.mark.parametrize("microbatches", [8, 32])
+@pytest.mark.parametrize("spare", [0.0, 1.0, 2.0])
+def test_a_calm_job_stays_with_the_hint_also_where_its_plan_touches_the_cap(microbatches: int, spare: float):
+    assert switches(microbatches, spare) == []
+    assert switches(microbatches, spare, "jitter=0.2") == []
+
+
+def test_a_slow_link_makes_the_stages_before_and_after_it_lean():
+    found = switches(32, 1.0, "link=1.0")
+    assert {switch.stage for switch in found} == {1, 2}
+    assert {switch.after for switch in found if switch.before == "hint"} == {"breadth"}
+    assert len(found) <= 4
+
+
+def test_readings_of_a_moment_do_not_make_a_stage_lean():
+    log = DecisionLog()
+    costs = Costs.uniform(PLAN.shape)
+    stage = Dispatcher(PLAN, 0, Auto(), MemoryGuard(4, [1.0]), costs, log)
+    for number in range(40):
+        stage.observe(Signals(10.0 if number % 2 else 8.0, 10.0, 0.0, number % 2), 0.5 * number)
+    assert log.switches == []
+    for number in range(40, 80):
+        stage.observe(TIGHT, 0.5 * number)
+    assert [switch.after for switch in log.switches] == ["depth"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import exp
 
 from trimtab.pipeline.actions import Action, Work
 from trimtab.pipeline.decisions import Switch
@@ -14,6 +15,11 @@ _AMPLE = 4
 """Microbatches of room beside the next forward: so much that other stages' input matters more than memory."""
 _REACH = 4
 """With it, how many times ``lookahead`` is looked past a W for an F or B. Both from simulations: docs/policies.md."""
+
+
+_MEMORY = 2.0
+"""Microbatches over which memory and queues are averaged before they make a stage lean: what is read in a moment comes
+and goes with every action, and a plan that fits its cap exactly touches it all the time. ``link_busy`` is one already."""
 
 
 class Lean(StrEnum):
@@ -68,12 +74,14 @@ class Auto:
 class AutoChooser(HintChooser):
     """Auto on one stage."""
 
-    __slots__ = ("_forwards_left", "_full", "_log", "_policy", "_stage", "lean")
+    __slots__ = ("_forwards_left", "_full", "_log", "_policy", "_queued", "_seen", "_share", "_stage", "lean")
 
     def __init__(self, stage: Stage, policy: Auto) -> None:
         super().__init__(stage, policy.theta, policy.lookahead)
         self._policy, self._stage, self._log = policy, stage.number, stage.log
         self._full = False
+        self._share = self._queued = 0.0
+        self._seen: float | None = None
         self._forwards_left = stage.lanes.microbatches * self._chunks
         self.lean = Lean.HINT
 
@@ -108,12 +116,15 @@ class AutoChooser(HintChooser):
             self._forwards_left -= 1
 
     def observe(self, signals: Signals, now: float) -> None:
-        """Lean by what is read."""
+        """Lean by what is read, on average over the last microbatches."""
         used, cap = signals.memory_used, signals.memory_cap
         share = used / cap if cap else 0.0
-        busy = 1.0 if signals.link_queue > 0 else signals.link_busy
         policy, lean = self._policy, self.lean
         self._full = share >= policy.full
+        keep = self._weight(now)
+        share = self._share = keep * self._share + (1 - keep) * share
+        self._queued = keep * self._queued + (1 - keep) * (signals.link_queue > 0)
+        busy = max(signals.link_busy, self._queued)
         if share >= (policy.relaxed if lean is Lean.DEPTH else policy.tight):
             new = Lean.DEPTH
         elif busy >= (policy.quiet if lean is Lean.BREADTH else policy.saturated):
@@ -122,6 +133,12 @@ class AutoChooser(HintChooser):
             new = Lean.HINT
         if new is not lean:
             self._switch(new, now, share, busy)
+
+    def _weight(self, now: float) -> float:
+        """Of what was read before; 0: only what is read now counts."""
+        since, self._seen = self._seen, now
+        span = _MEMORY * sum(self._seconds)
+        return exp((since - now) / span) if since is not None and span > 0 and now >= since else 0.0
 
     def _switch(self, new: Lean, now: float, share: float, busy: float) -> None:
         reason = {
