@@ -18,8 +18,8 @@ _REACH = 4
 
 
 _MEMORY = 2.0
-"""Microbatches over which memory and queues are averaged before they make a stage lean: what is read in a moment comes
-and goes with every action, and a plan that fits its cap exactly touches it all the time. ``link_busy`` is one already."""
+"""Microbatches over which memory and queues are averaged before a stage leans: what is read in a moment comes and goes
+with every action, and a plan that fits its cap exactly touches it all the time. ``link_busy`` is an average already."""
 
 
 class Lean(StrEnum):
