@@ -17,6 +17,7 @@ from trimtab.pipeline.execute.replanning import Measured, better, figures_of, me
 from trimtab.pipeline.execute.schedule import Schedule
 from trimtab.pipeline.execute.settings import plan_of, policy_of
 from trimtab.pipeline.plan import Plan
+from trimtab.pipeline.policies import Chooser, Policy, Stage
 from trimtab.pipeline.shape import Shape
 from trimtab.pipeline.timing import evaluate
 from trimtab.transport.interface import LinkEstimate
@@ -133,8 +134,21 @@ class Rendezvous:
         return exchange
 
 
+class Told:
+    """A policy that tells others what it decides, as the leader of a group does."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.name = policy.name
+        self.iterations = 0
+
+    def chooser(self, stage: Stage) -> Chooser:
+        self.iterations += 1
+        return self.policy.chooser(stage)
+
+
 def test_stages_change_their_plans_together_and_gradients_stay() -> None:
-    """All say that W and messages take long."""
+    """All say that W and messages take long. Looking for a plan, no leader tells anybody anything."""
     job = Job(PipelineConfig(policy="hint", order="zb-h2"), 2, steps=12, microbatches=6)
     parts, transports, meeting = job.parts(), local_transports(2), Rendezvous(2)
     inputs, targets = job.data()
@@ -144,8 +158,10 @@ def test_stages_change_their_plans_together_and_gradients_stay() -> None:
         with Pipeline([parts[number]], job.loss, job.config, transport=transports[number], seed=SEED) as pipeline:
             schedule = Schedule(job.config, number, 2, 1, exchange=lying(meeting.of(number)))
             pipeline._schedule = schedule
+            told = schedule.policy = Told(schedule.policy)
             for _ in range(job.steps):
                 pipeline.step(inputs, targets)
+            assert told.iterations == job.steps
             plans[number].append(schedule._better.get(6, schedule.plan(6)))
 
     def lying(exchange: Any) -> Any:

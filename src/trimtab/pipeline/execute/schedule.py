@@ -128,7 +128,8 @@ class Schedule:
             return
         self._figures[plan.shape.microbatches] = figures
         try:
-            found = better(plan, figures, self.policy)
+            # not self.policy, which may have been made the leader of a group, or one that it leads
+            found = better(plan, figures, policy_of(self.config))
         except ValueError:  # no order is made for such times
             return
         if found is not None:
