@@ -71,16 +71,18 @@ fuzz: $(VENV)/.dev
 	@mkdir -p build/fuzz && cd build/fuzz && $(CURDIR)/$(BIN)/python $(CURDIR)/tests/fuzz/fuzz.py all $(FUZZ_SECONDS)
 
 # Tests of values run in several processes (WORKERS=2), a file in one of them; those that start processes of their own, and
-# look at how long things take, have the machine for themselves. pytest comes last: its closing line is the last to see.
+# look at how long things take, have the machine for themselves. Both are run whatever the first found. pytest comes last:
+# its closing line is the last to see.
+pytest = units=0; $(BIN)/python -m pytest $(1) tests/unit -n $(WORKERS) --dist loadfile || units=1; \
+    $(BIN)/python -m pytest $(1) tests/dist tests/drills tests/gpu && exit $$units
+
 test: check docs
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
-	$(BIN)/python -m pytest tests/unit -n $(WORKERS) --dist loadfile
-	$(BIN)/python -m pytest tests/dist tests/drills tests/gpu
+	@$(call pytest,)
 
 test-all: check docs
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
-	$(BIN)/python -m pytest -m "not nightly" tests/unit -n $(WORKERS) --dist loadfile
-	$(BIN)/python -m pytest -m "not nightly" tests/dist tests/drills tests/gpu
+	@$(call pytest,-m "not nightly")
 
 # make test tries pipelines of every kind in all pairs of their choices; this one in all combinations, which takes the
 # better part of an hour by itself.

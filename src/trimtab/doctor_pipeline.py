@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from trimtab.config import Config, PipelineConfig
@@ -13,7 +11,6 @@ _STAGES: Final = 4
 _MICROBATCHES: Final = 8
 """What settings are tried with, where nothing says how many there will be."""
 _BUILT_IN: Final = "shared memory (posix, sysv), tcp"
-_MODULE: Final = re.compile(r"libuct_([a-z0-9_]+)\.so")
 
 
 class Seen(NamedTuple):
@@ -38,6 +35,7 @@ def _transport(config: Config) -> Seen:
     if settings.kind == "torch":
         return Seen(name, False, "not used: transport.kind is torch")
     from trimtab.transport.ucx.library import load_ucx
+    from trimtab.transport.ucx.modules import CUDA, find_modules
 
     wanted = settings.kind == "ucx" or bool(settings.ucx_library)
     try:
@@ -45,36 +43,19 @@ def _transport(config: Config) -> Seen:
     except (OSError, ValueError) as error:
         way = "" if wanted else "; stages exchange messages over torch.distributed"
         return Seen(name, True if wanted and config.pipeline.policy != "off" else None, f"{error}{way}")
-    path = _mapped(Path(ucx.path).name) or Path(ucx.path)
-    modules = _modules(path)
+    path, modules = find_modules(ucx)
     more = f", and by modules: {', '.join(modules)}" if modules else ", and no modules (no CUDA IPC, no RDMA)"
     detail = f"{ucx.version} at {path}: {_BUILT_IN}{more}"
-    if "cuda" in modules or not _has_gpu():
+    if CUDA in modules or not _has_gpu():
         return Seen(name, False, detail)
     detail += "; it cannot send from GPUs: name one that can as transport.ucx_library (the wheel libucx has it)"
     return Seen(name, True if config.pipeline.policy != "off" else None, detail)
-
-
-def _modules(path: Path) -> list[str]:
-    """What lies beside libucp as plug-ins, by name."""
-    files = path.parent.glob("ucx/libuct_*.so*")
-    return sorted({found[1] for file in files if (found := _MODULE.match(file.name))})
 
 
 def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def _mapped(name: str) -> Path | None:
-    """Where a library of this process lies, which was loaded by its name."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    stem = name.split(".so")[0]
-    return next((Path(line[line.index("/") :]) for line in lines if f"/{stem}.so" in line or f"/{stem}-" in line), None)
 
 
 def _settings(config: PipelineConfig) -> Seen:

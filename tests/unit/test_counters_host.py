@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import time
 from pathlib import Path
@@ -24,13 +25,16 @@ def test_the_real_host_says_what_the_process_did() -> None:
     clock = FakeClock(SECOND)
     readings = open_host(clock)
     began = time.process_time()
-    held = [bytearray(4096) for _ in range(8192)]  # 32 MiB, each page touched once
+    held = mmap.mmap(-1, 32 << 20)  # new pages, whatever the allocator has kept from other tests
+    held.madvise(mmap.MADV_NOHUGEPAGE)
+    for page in range(0, len(held), mmap.PAGESIZE):
+        held[page] = 1
     while time.process_time() - began < 0.05:
         pass
     spent = time.process_time() - began
     clock.advance(SECOND)
     values = readings.read()
-    del held
+    held.close()
     assert values["interval_s"] == 1.0
     assert values["process_cpus"] == pytest.approx(spent, abs=0.03)
     assert values["rss_bytes"] > 32 << 20

@@ -8,6 +8,7 @@ import pytest
 
 from trimtab import doctor_pipeline
 from trimtab.doctor import State, examine
+from trimtab.transport.ucx import modules
 
 
 def said(*settings: str, name: str = "pipeline.policy") -> tuple[State, str]:
@@ -62,9 +63,9 @@ def test_ucx_that_is_not_wanted_is_not_looked_for() -> None:
 
 def test_a_ucx_that_cannot_send_from_gpus_is_a_problem_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_pipeline, "_has_gpu", lambda: True)
-    monkeypatch.setattr(doctor_pipeline, "_modules", lambda path: ["cma", "cuda"])
+    monkeypatch.setattr(modules, "find_modules", lambda ucx: modules.Found(Path("libucp.so"), ("cma", "cuda")))
     assert said("pipeline.policy=auto", name="UCX")[0] is State.OK
-    monkeypatch.setattr(doctor_pipeline, "_modules", lambda path: ["cma", "ib"])
+    monkeypatch.setattr(modules, "find_modules", lambda ucx: modules.Found(Path("libucp.so"), ("cma", "ib")))
     state, detail = said("pipeline.policy=auto", name="UCX")
     assert state is State.PROBLEM
     assert "by modules: cma, ib" in detail

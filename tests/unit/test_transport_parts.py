@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ from trimtab.transport.labels import owned
 from trimtab.transport.opening import open_transport
 from trimtab.transport.pool import BufferPool, size_class
 from trimtab.transport.sending import Sending
+from trimtab.transport.ucx import library, modules
+from trimtab.transport.ucx.library import Ucx
+from trimtab.transport.ucx.modules import Found, find_modules, no_gpu
 from trimtab.transport.watch import open_watch, started
 from trimtab.transport.wire import HEADER_BYTES, Kind, Wire
 
@@ -269,5 +273,26 @@ def test_torch_needs_torch_distributed() -> None:
 
 def test_a_library_that_is_not_there_is_named() -> None:
     settings = TransportConfig("ucx", ucx_library="/nowhere/libucp.so")
-    with pytest.raises(ValueError, match=r"stage 0 cannot load UCX: transport\.ucx_library: there is no file /nowhere"):
+    with pytest.raises(ValueError, match=r"stage 0 cannot use UCX: transport\.ucx_library: there is no file /nowhere"):
         open_transport("ucx", 0, 1, lambda mine: [mine], settings)
+
+
+def test_a_ucx_that_would_abort_on_a_gpus_memory_is_not_used_for_one(tmp_path: Path) -> None:
+    ucx = Ucx(str(tmp_path / "libucp.so"), "1.13.1", None, None)
+    (tmp_path / "ucx").mkdir()
+    (tmp_path / "ucx" / "libuct_ib.so.0").touch()
+    assert "1.13.1" in no_gpu(ucx)
+    assert "ucx_library" in no_gpu(ucx)
+    (tmp_path / "ucx" / "libuct_cuda.so.0").touch()
+    assert find_modules(ucx) == Found(tmp_path / "libucp.so", ("cuda", "ib"))
+    assert no_gpu(ucx) == ""
+
+
+def test_stages_on_gpus_are_told_why_ucx_cannot_serve_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Found(Path("/usr/lib/libucp.so"), ("ib",))
+    monkeypatch.setattr(library, "load_ucx", lambda path: Ucx("libucp.so", "1.13.1", None, None))
+    monkeypatch.setattr(modules, "find_modules", lambda ucx: found)
+    with pytest.raises(ValueError, match=r"stage 0 cannot use UCX: UCX 1\.13\.1 at /usr/lib/libucp\.so has no CUDA"):
+        open_transport("ucx", 0, 1, lambda mine: [mine], device="cuda")
+    with pytest.raises(ValueError, match=r"needs torch\.distributed"):  # auto goes on without it
+        open_transport("auto", 0, 1, lambda mine: [mine], device="cuda")

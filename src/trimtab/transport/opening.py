@@ -39,7 +39,7 @@ def open_transport(
     """
     settings = settings or TransportConfig()
     device = torch.device(device)
-    library, why = (None, "") if kind == "torch" else _load(settings)
+    library, why = (None, "") if kind == "torch" else _load(settings, device)
     mine = {
         "token": secrets.randbits(64),
         "host": _host(),
@@ -59,14 +59,17 @@ def open_transport(
     return _open_torch(rank, world, said[0]["join"], tokens, settings, device)
 
 
-def _load(settings: TransportConfig) -> tuple[Any, str]:
+def _load(settings: TransportConfig, device: torch.device) -> tuple[Any, str]:
     """UCX, or why not."""
     from trimtab.transport.ucx.library import load_ucx
+    from trimtab.transport.ucx.modules import no_gpu
 
     try:
-        return load_ucx(settings.ucx_library), ""
+        library = load_ucx(settings.ucx_library)
     except (OSError, ValueError) as error:
         return None, str(error) or type(error).__name__
+    why = no_gpu(library) if device.type == "cuda" else ""
+    return (None, why) if why else (library, "")
 
 
 def _choose(kind: str, said: list[dict[str, Any]]) -> str:
@@ -77,7 +80,7 @@ def _choose(kind: str, said: list[dict[str, Any]]) -> str:
     without = [(rank, one["ucx"]) for rank, one in enumerate(said) if one["ucx"]]
     hosts = {one["host"] for one in said}
     if without:
-        problem = f"stage {without[0][0]} cannot load UCX: {without[0][1]}"
+        problem = f"stage {without[0][0]} cannot use UCX: {without[0][1]}"
     elif len(hosts) > 1 and not leaves_host():
         problem = "the stages are on several hosts, and UCX stays on its own unless UCX_NET_DEVICES names a network"
     else:
