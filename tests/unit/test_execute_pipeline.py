@@ -122,10 +122,22 @@ def test_tied_weights_get_the_sum_of_both_ends(config: PipelineConfig, named: bo
         other.head.weight = nn.Parameter(first.table.detach().clone())
     transports = local_transports(2)
     tied = [{0: "table", 3: "head.weight"}] if named else []
+    told: list[str] = []
+
+    class Messages(NoHooks):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def sent(self, action: Action, to: int, label: Any, tensors: Any, sending: Any) -> None:
+            told.append(f"{label} to {to}")
+
+        def received(self, message: Any) -> None:
+            told.append(f"{message.label} to {self.number}")
 
     def stage(number: int) -> None:
         own = [parts[position] for position in positions(number, 2, 2, config)]
-        with Pipeline(own, squared, config, transport=transports[number], tied=tied) as pipeline:
+        more = {"transport": transports[number], "tied": tied, "hooks": Messages(number)}
+        with Pipeline(own, squared, config, **more) as pipeline:
             pipeline.step(inputs, targets)
 
     for steps in (1, 2):
@@ -135,6 +147,7 @@ def test_tied_weights_get_the_sum_of_both_ends(config: PipelineConfig, named: bo
         for table in {first.table, parts[3].head.weight}:  # pyright: ignore[reportAttributeAccessIssue]
             assert table.grad is not None
             assert torch.equal(table.grad, total)
+        assert {told.count(label) for label in told} == {2 * steps}  # hooks hear of both ends of a message, or of none
 
 
 def test_a_tie_that_names_nothing() -> None:

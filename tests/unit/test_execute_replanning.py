@@ -13,7 +13,7 @@ from trimtab.pipeline import Pipeline
 from trimtab.pipeline.actions import Action, Work
 from trimtab.pipeline.execute.device_memory import DeviceMemory
 from trimtab.pipeline.execute.pace import Times
-from trimtab.pipeline.execute.replanning import Measured, better, figures_of, measured_of
+from trimtab.pipeline.execute.replanning import SPENT, Measured, better, figures_of, measured_of
 from trimtab.pipeline.execute.schedule import Schedule
 from trimtab.pipeline.execute.settings import plan_of, policy_of
 from trimtab.pipeline.plan import Plan
@@ -33,7 +33,14 @@ def stage_of(forward: float, backward: float, wgrad: float, **more: Any) -> Meas
 
 def test_figures_travel_and_become_costs() -> None:
     stages = [
-        stage_of(1.0, 2.0, 3.0 + number, links={(number + 1) % 4: (0.1 * number, 0.5)}, room=5.0 - number)
+        stage_of(
+            1.0,
+            2.0,
+            3.0 + number,
+            links={(number + 1) % 4: (0.1 * number, 0.5)},
+            room=5.0 - number,
+            spent=0.01 * number,
+        )
         for number in range(4)
     ]
     assert [Measured.unpack(stage.pack()) for stage in stages] == stages
@@ -45,6 +52,7 @@ def test_figures_travel_and_become_costs() -> None:
     assert costs.transfer == 0.5
     assert figures.links == {(0, 1): 0.5, (1, 2): 0.5, (2, 3): 0.5, (3, 0): 0.5}
     assert figures.room == 2.0
+    assert figures.spent == pytest.approx(0.03)
     assert figures_of(SHAPE, [*stages[:3], Measured({(Work.F, 0): 1.0})]) is None
     whole = figures_of(SHAPE, [*stages[:3], Measured({(Work.F, 0): 1.0, (Work.BW, 0): 3.0})])
     assert whole is not None
@@ -68,8 +76,8 @@ def test_plans_are_compared_again_when_a_time_has_moved() -> None:
 
 def test_links_of_a_stage() -> None:
     links = {0: LinkEstimate(0.1, 1000.0, 0.0, 5), 3: LinkEstimate(0.2, 0.0, 0.0, 0)}
-    assert measured_of({}, links, 100.0, 4.5) == Measured({}, {0: (0.1, 0.1), 3: (0.2, 0.0)}, 4.5)
-    assert measured_of({}, {}, 100.0, None) == Measured({})
+    assert measured_of({}, links, 100.0) == Measured({}, {0: (0.1, 0.1), 3: (0.2, 0.0)})
+    assert measured_of({}, {}, 100.0) == Measured({})
 
 
 def test_only_a_plan_that_is_worth_it_replaces_one() -> None:
@@ -191,3 +199,37 @@ def test_memory_of_a_device_since_the_iteration_began() -> None:
     assert memory() == (30.0, 50.0)
     now[0] = 90
     assert memory() == (0.0, 50.0)
+
+
+class Stand:
+    """An executor that has measured something."""
+
+    def __init__(self) -> None:
+        self.forward = 1.0
+
+    def measured(self) -> Measured:
+        return stage_of(self.forward, 1.0, 3.0, links={1: (0.0, 0.5)})
+
+
+def test_looking_for_plans_takes_no_more_than_a_small_share_of_the_time() -> None:
+    now, told, executor = [0.0], list[Measured](), Stand()
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    def exchange(mine: bytes) -> list[bytes]:
+        told.append(Measured.unpack(mine))
+        return [mine] * 4
+
+    schedule = Schedule(CONFIG, 0, 4, 1, exchange=exchange, clock=clock)
+    plan = schedule.plan(8)
+    looked: list[bool] = []
+    for later, forward in ((0.0, 1.0), (0.0, 2.0), (1000.0, 3.0), (0.0, 4.0), (0.0, 4.0)):
+        now[0] += later
+        executor.forward = forward
+        before = schedule._figures.get(8)
+        schedule._replan(executor, plan, 5.0)  # pyright: ignore[reportArgumentType]
+        looked.append(schedule._figures.get(8) is not before)
+    assert looked == [True, False, True, True, False]  # free; too soon; after a while; still within; nothing has moved
+    assert [measured.spent > SPENT for measured in told] == [False, True, False, False, False]

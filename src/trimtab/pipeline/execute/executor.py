@@ -182,12 +182,10 @@ class Executor:
             self.abort()
             raise
 
-    def measured(self, room: float | None = None) -> Measured:
-        """What this stage has measured so far. ``room``: microbatches that fit under its memory cap."""
+    def measured(self) -> Measured:
+        """What this stage has measured so far."""
         mail = self._stage.mail
-        return measured_of(
-            self.times.means, self._transport.links(), mail.bytes_sent / max(mail.messages_sent, 1), room
-        )
+        return measured_of(self.times.means, self._transport.links(), mail.bytes_sent / max(mail.messages_sent, 1))
 
     def drain(self, timeout: float | None = None) -> None:
         """Wait until everything sent has gone; TransportError after the timeout, by default that of the settings."""

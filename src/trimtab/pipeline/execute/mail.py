@@ -126,7 +126,10 @@ class Mail:
                     told.announced(key.action, self._clock() + item.seconds)
             else:
                 assert isinstance(item, Message)
-                self._hooks.received(item)
+                if (
+                    item.label.part != _ASIDE
+                ):  # what goes beside the actions was not told to hooks when it was sent, either
+                    self._hooks.received(item)
                 self._sort(item, told)
         return bool(came)
 

@@ -17,6 +17,8 @@ from trimtab.pipeline.simulate.portfolio import replan
 
 WORTH: Final = 0.01
 """A plan is changed where another one is at least by this share faster at the measured times."""
+SPENT: Final = 0.005
+"""Share of the training time that looking for plans may take. The first look is free."""
 MOVED: Final = 0.1
 """Share by which a measured time has to differ before plans are compared again."""
 
@@ -30,19 +32,21 @@ class Measured(NamedTuple):
     """By the stage they lead to: latency, and how long a message occupies the link."""
     room: float | None = None
     """Microbatches whose activations fit under the memory cap of this stage; None: no cap."""
+    spent: float = 0.0
+    """Share of the training time so far that this stage has looked for plans."""
 
     def pack(self) -> bytes:
         """As bytes, for others."""
         rows = [[int(work), chunk, seconds] for (work, chunk), seconds in self.times.items()]
         links = [[to, *seconds] for to, seconds in self.links.items()]
-        return json.dumps([rows, links, self.room]).encode()
+        return json.dumps([rows, links, self.room, self.spent]).encode()
 
     @classmethod
     def unpack(cls, body: bytes) -> Measured:
         """What :meth:`pack` made."""
-        rows, links, room = json.loads(body)
+        rows, links, room, spent = json.loads(body)
         times = {(Work(work), chunk): seconds for work, chunk, seconds in rows}
-        return cls(times, {to: (latency, occupied) for to, latency, occupied in links}, room)
+        return cls(times, {to: (latency, occupied) for to, latency, occupied in links}, room, spent)
 
 
 class Figures(NamedTuple):
@@ -53,6 +57,8 @@ class Figures(NamedTuple):
     """Seconds that a message occupies a link, from stage to stage."""
     room: float | None
     """Of the stage that has the least."""
+    spent: float
+    """Of the stage that has spent most."""
 
     def moved(self, before: Figures) -> bool:
         """Whether some time has changed by so much that another plan may be better."""
@@ -88,7 +94,7 @@ def figures_of(shape: Shape, stages: Sequence[Measured]) -> Figures | None:
     transfer = median(links.values()) if links else 0.0
     room = min((told.room for told in stages if told.room is not None), default=None)
     costs = Costs(forward, backward, wgrad, activation, latency=latency, transfer=transfer)
-    return Figures(costs, links, room)
+    return Figures(costs, links, room, max(told.spent for told in stages))
 
 
 def better(plan: Plan, figures: Figures, policy: Policy) -> tuple[Plan, str] | None:
@@ -123,12 +129,10 @@ def _table(
     return tuple(rows)
 
 
-def measured_of(
-    means: Mapping[tuple[Work, int], float], links: Mapping[int, Any], message_bytes: float, room: float | None
-) -> Measured:
-    """From the running means of a stage, its outgoing links, and the microbatches that fit under its memory cap."""
+def measured_of(means: Mapping[tuple[Work, int], float], links: Mapping[int, Any], message_bytes: float) -> Measured:
+    """From the running means of a stage, and its outgoing links."""
     occupied = {
         to: (link.latency_s, message_bytes / link.bytes_per_s if link.bytes_per_s > 0 else 0.0)
         for to, link in links.items()
     }
-    return Measured(dict(means), occupied, room)
+    return Measured(dict(means), occupied)

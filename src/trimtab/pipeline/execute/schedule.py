@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from trimtab.config import PipelineConfig
 from trimtab.pipeline.decisions import DecisionLog, Decisions, Header, decision_lines, header_line, read_decisions
 from trimtab.pipeline.dispatch import Dispatcher
-from trimtab.pipeline.execute.replanning import Figures, Measured, better, figures_of
+from trimtab.pipeline.execute.replanning import SPENT, Figures, Measured, better, figures_of
 from trimtab.pipeline.execute.report import IterationReport
 from trimtab.pipeline.execute.settings import guard_of, plan_of, policy_of, shape_of
 from trimtab.pipeline.plan import Plan
@@ -42,6 +43,7 @@ class Schedule:
         measured: Bytes of activations a microbatch holds on this stage, by chunk, once they are known.
         exchange: An all-gather of bytes among the stages, with which policies that deviate from the plan make a new one
             now and then, from measured times; None: the plan stays.
+        clock: Seconds.
 
     Raises:
         ValueError: if the configuration makes no sense, or the decisions to be replayed cannot be read.
@@ -56,6 +58,7 @@ class Schedule:
         rank: int = 0,
         measured: Callable[[], Sequence[int] | None] = lambda: None,
         exchange: Callable[[bytes], list[bytes]] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
         self.policy = policy_of(config)
@@ -67,6 +70,9 @@ class Schedule:
         self._plans: dict[int, Plan] = {}
         self._better: dict[int, Plan] = {}
         self._figures: dict[int, Figures] = {}
+        self._clock = clock
+        self._began = clock()
+        self._searching = 0.0
         self._trained = 0
         self._file = decisions_file(config.decisions, rank) if config.decisions else None
         self._replayed: Decisions | None = None
@@ -121,17 +127,21 @@ class Schedule:
         """All stages do this after the same iteration, and come to the same."""
         if self._exchange is None or self._replayed is not None or self.config.policy not in ("hint", "auto"):
             return
-        stages = [Measured.unpack(body) for body in self._exchange(executor.measured(room).pack())]
-        figures = figures_of(plan.shape, stages)
+        spent = self._searching / max(self._clock() - self._began, self._searching, 1e-9)
+        mine = executor.measured()._replace(room=room, spent=spent)
+        figures = figures_of(plan.shape, [Measured.unpack(body) for body in self._exchange(mine.pack())])
         before = self._figures.get(plan.shape.microbatches)
-        if figures is None or (before is not None and not figures.moved(before)):
+        if figures is None or figures.spent > SPENT or (before is not None and not figures.moved(before)):
             return
         self._figures[plan.shape.microbatches] = figures
+        began = self._clock()
         try:
             # not self.policy, which may have been made the leader of a group, or one that it leads
             found = better(plan, figures, policy_of(self.config))
         except ValueError:  # no order is made for such times
             return
+        finally:
+            self._searching += self._clock() - began
         if found is not None:
             self._better[plan.shape.microbatches], why = found
             _LOG.info("trimtab: stage %d has a new plan after iteration %d: %s", self._stage, self._trained, why)
