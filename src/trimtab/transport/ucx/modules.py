@@ -23,7 +23,9 @@ class Found(NamedTuple):
 
 def find_modules(ucx: Ucx) -> Found:
     """Of the loaded library: beside it, or where ``UCX_MODULE_DIR`` says."""
-    path = _mapped(Path(ucx.path).name) or Path(ucx.path)
+    path = Path(ucx.path)
+    if path.parent == Path():  # loaded by its name: from wherever the system has it, or as it was there already
+        path = _mapped(path.name) or path
     elsewhere = os.environ.get("UCX_MODULE_DIR")
     folders = [path.parent / "ucx", *([Path(elsewhere)] if elsewhere else [])]
     files = [file for folder in folders for file in folder.glob("libuct_*.so*")]
