@@ -163,6 +163,15 @@ def test_microbatches_out_of_order_are_noticed() -> None:
     assert not plan.in_order
 
 
+@pytest.mark.parametrize(("weights_first", "in_order"), [(True, True), (False, False)])
+def test_a_whole_backward_before_an_earlier_w_sums_gradients_out_of_order(weights_first: bool, in_order: bool) -> None:
+    forwards = (Action(Work.F, 0, 0), Action(Work.F, 0, 1), Action(Work.B, 0, 0))
+    rest = (Action(Work.W, 0, 0), Action(Work.BW, 0, 1))
+    plan = Plan("mine", Shape(1, 1, 2), (forwards + (rest if weights_first else rest[::-1]),))
+    plan.validate()
+    assert plan.in_order is in_order
+
+
 def test_what_is_kept_after_b_counts_until_w() -> None:
     row = tuple(Action(work, 0, microbatch) for work in (Work.F, Work.B, Work.W) for microbatch in range(2))
     plan = Plan("mine", Shape(1, 1, 2), (row,))
