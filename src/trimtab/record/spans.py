@@ -199,5 +199,5 @@ def _as_text(name: Any) -> str:
     """What a user calls a span, which may be anything, as text that a file can hold."""
     try:
         return str(name).encode("utf-8", "replace").decode("utf-8")
-    except Exception:
+    except Exception:  # whatever a user's __str__ raises
         return f"<{type(name).__name__}>"

@@ -126,9 +126,7 @@ class Mail:
                     told.announced(key.action, self._clock() + item.seconds)
             else:
                 assert isinstance(item, Message)
-                if (
-                    item.label.part != _ASIDE
-                ):  # what goes beside the actions was not told to hooks when it was sent, either
+                if item.label.part != _ASIDE:  # hooks were not told of its sending, either
                     self._hooks.received(item)
                 self._sort(item, told)
         return bool(came)

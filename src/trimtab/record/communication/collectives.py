@@ -92,7 +92,7 @@ class Interception:
                 self._install_native(self._native)
             else:
                 self._install_python()
-        except Exception:
+        except BaseException:  # an interrupt, too, must not leave half of it in place
             self.remove()
             raise
 
