@@ -46,25 +46,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--ucx-library", default="")
     arguments = parser.parse_args()
-    context = multiprocessing.get_context("fork")
+    times, reverse = two_ranks("fork", _rank, arguments.rounds, arguments.ucx_library)
+    sys.stdout.write(table(times) + "\n\n" + reverse_table(reverse) + "\n")
+
+
+def two_ranks(start: str, rank_main: Callable[..., None], *arguments: Any) -> Any:
+    """What rank 0 sends: ``rank_main(rank, port, *arguments, pipe)`` in two processes, started by fork or spawn."""
+    context = multiprocessing.get_context(start)
     here, there = context.Pipe()
     port = free_port()
-    ranks = [
-        context.Process(target=_rank, args=(rank, port, arguments.rounds, arguments.ucx_library, there))
-        for rank in range(2)
-    ]
+    ranks = [context.Process(target=rank_main, args=(rank, port, *arguments, there)) for rank in range(2)]
     for process in ranks:
         process.start()
     try:
         while not here.poll(1.0):
             if any(process.exitcode for process in ranks):
                 sys.exit("a rank has failed")
-        times, reverse = here.recv()
+        return here.recv()
     finally:
         for process in ranks:
             process.join(20)
             process.kill()
-    sys.stdout.write(table(times) + "\n\n" + reverse_table(reverse) + "\n")
 
 
 def free_port() -> int:

@@ -7,7 +7,6 @@ processes share the GPU by time slices unless the MPS daemon runs; ``--mps`` sta
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transport import NAMES, SIZES, free_port
+from transport import NAMES, SIZES, two_ranks
 
 from trimtab.config import TransportConfig
 from trimtab.transport.interface import Label, Message
@@ -37,24 +36,8 @@ def main() -> None:
     parser.add_argument("--ucx-library", default="")
     arguments = parser.parse_args()
     with _mps() if arguments.mps else _nothing():
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        here, there = context.Pipe()
-        port = free_port()
-        ranks = [
-            context.Process(target=_rank, args=(rank, port, arguments.seconds, arguments.ucx_library, there))
-            for rank in range(2)
-        ]
-        for process in ranks:
-            process.start()
-        try:
-            while not here.poll(1.0):
-                if any(process.exitcode for process in ranks):
-                    sys.exit("a rank has failed")
-            times, checked = here.recv()
-        finally:
-            for process in ranks:
-                process.join(20)
-                process.kill()
+        # CUDA does not survive a fork
+        times, checked = two_ranks("spawn", _rank, arguments.seconds, arguments.ucx_library)
     sys.stdout.write(f"| one way{', MPS' if arguments.mps else ''} | {' | '.join(NAMES)} |\n|---{'|---' * 6}|\n")
     cells = [f"{seconds * 1e6:.0f} us, {size / seconds / 1e9:.1f} GB/s" for size, seconds in times.items()]
     sys.stdout.write(f"| UCX, cuda_ipc | {' | '.join(cells)} |\n\n{checked}\n")

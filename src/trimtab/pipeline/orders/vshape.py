@@ -58,7 +58,7 @@ def building_block(stages: int, slopes: tuple[int, int, int, int]) -> Block:
     raise AssertionError(f"no block of slopes {slopes} for {stages} stages")
 
 
-def _repeated(shape: Shape, slopes: tuple[int, int, int, int]) -> Rows:
+def repeated_block(shape: Shape, slopes: tuple[int, int, int, int]) -> Rows:
     """F and B of all microbatches in the order of their times in the repeated block."""
     block = building_block(shape.stages, slopes)
     kinds = ((Work.F, DOWN), (Work.F, UP), (Work.B, UP), (Work.B, DOWN))
@@ -75,12 +75,12 @@ def _repeated(shape: Shape, slopes: tuple[int, int, int, int]) -> Rows:
 
 def v_half(shape: Shape, costs: Costs) -> Rows:
     """V-Half: half of 1F1B's memory; a microbatch waits on every other leg of its way."""
-    return fill_wgrads(shape, costs, _repeated(shape, (2, 1, 2, 1)), cap=(shape.stages + 2) // 2)
+    return fill_wgrads(shape, costs, repeated_block(shape, (2, 1, 2, 1)), cap=(shape.stages + 2) // 2)
 
 
 def v_min(shape: Shape, costs: Costs) -> Rows:
     """V-Min: a third of 1F1B's memory; a microbatch never waits, so unequal times and messages cost most here."""
-    return fill_wgrads(shape, costs, _repeated(shape, (1, 1, 1, 1)), cap=(shape.stages + 4) // 3)
+    return fill_wgrads(shape, costs, repeated_block(shape, (1, 1, 1, 1)), cap=(shape.stages + 4) // 3)
 
 
 def _zero_bubble_row(stages: int, stage: int, microbatches: int) -> tuple[Action, ...]:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from trimtab.pipeline.actions import Action, Work
+from trimtab.pipeline.actions import Work
 from trimtab.pipeline.costs import Costs, Table
 from trimtab.pipeline.orders import ORDERS, make_plan
 from trimtab.pipeline.orders.fill import fill_wgrads
-from trimtab.pipeline.orders.vshape import PERIOD, building_block
+from trimtab.pipeline.orders.order import Rows
+from trimtab.pipeline.orders.vshape import repeated_block
 from trimtab.pipeline.plan import Plan
 from trimtab.pipeline.policies import Auto, Hint, Policy, Static
 from trimtab.pipeline.shape import Placement, Shape
@@ -194,9 +195,9 @@ def _builders(plan: Plan) -> Iterator[Builder]:
         if probe.split == split:
             yield _named(name)
     if split and shape.placement is Placement.V and shape.chunks == 2:
-        yield _filled(lambda of: make_plan("zb-v", of), "zb-v")
+        yield _filled(lambda of: make_plan("zb-v", of).actions, "zb-v")
         for slopes in SLOPES:
-            yield _filled(lambda of, slopes=slopes: _block(of, slopes), f"block {slopes}")
+            yield _filled(lambda of, slopes=slopes: repeated_block(of, slopes), f"block {slopes}")
 
 
 def _named(name: str) -> Builder:
@@ -207,27 +208,12 @@ def _named(name: str) -> Builder:
     return build
 
 
-def _filled(make: Callable[[Shape], Plan], name: str) -> Builder:
+def _filled(make: Callable[[Shape], Rows], name: str) -> Builder:
     """F and B of an order, with its W's where they fit best under the cap."""
 
     def build(shape: Shape, costs: Costs, cap: float) -> Plan:
-        rows = tuple(tuple(a for a in row if a.work is not Work.W) for row in make(shape).actions)
+        rows = tuple(tuple(a for a in row if a.work is not Work.W) for row in make(shape))
         microbatch = max(map(sum, costs.activation))
         return Plan(name, shape, fill_wgrads(shape, costs, rows, cap / microbatch))
 
     return build
-
-
-def _block(shape: Shape, slopes: tuple[int, int, int, int]) -> Plan:
-    """F and B of the repeated block of these slopes."""
-    block = building_block(shape.stages, slopes)
-    kinds = ((Work.F, 0), (Work.F, 1), (Work.B, 1), (Work.B, 0))
-    rows: list[tuple[Action, ...]] = []
-    for stage in range(shape.stages):
-        timed = sorted(
-            (time + PERIOD * microbatch, Action(work, chunk, microbatch))
-            for (work, chunk), time in zip(kinds, block.times(shape.stages, stage), strict=True)
-            for microbatch in range(shape.microbatches)
-        )
-        rows.append(tuple(action for _, action in timed))
-    return Plan(f"block {slopes}", shape, tuple(rows))
