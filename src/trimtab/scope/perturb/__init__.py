@@ -1,0 +1,1 @@
+"""Disturbances inside the job: on activations, gradients, stored weights and communication."""

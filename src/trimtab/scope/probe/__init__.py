@@ -1,0 +1,1 @@
+"""Prompts of the user's, run through the model between training steps."""

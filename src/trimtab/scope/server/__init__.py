@@ -1,0 +1,1 @@
+"""HTTP and WebSocket in front of a collector or a recording."""
