@@ -281,7 +281,7 @@ class TransportConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScopeConfig:
-    """Looking into the model while it trains, and disturbing it; nothing is hooked until somebody asks for something."""
+    """Looking into the model while it trains, and disturbing it; nothing is hooked until somebody asks for it."""
 
     enabled: bool = True
     """Look for a hub, and do what its collector asks."""
