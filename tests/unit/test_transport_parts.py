@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,28 @@ def test_errors_come_after_what_came_before_them() -> None:
     for call in (inbox.poll, lambda: inbox.wait(0), inbox.check):
         with pytest.raises(PeerLost, match="stage 1"):
             call()
+
+
+def test_what_comes_with_an_error_while_somebody_looks_comes_before_it() -> None:
+    class Arriving(deque[Message | Announcement]):
+        """Just when it has been found empty, there is something, and an error after it."""
+
+        def __bool__(self) -> bool:
+            was = len(self) > 0
+            if inbox.error is None:
+                inbox.put(Announcement(1, Label(False, 0, 0), 1.0))
+                inbox.fail(PeerLost(1, "gone"))
+            return was
+
+    inbox = Inbox()
+    inbox._items = Arriving()
+    assert inbox.wait(0)
+    inbox = Inbox()
+    inbox._items = Arriving()
+    assert inbox.poll() == []
+    assert len(inbox.poll()) == 1
+    with pytest.raises(PeerLost, match="stage 1"):
+        inbox.poll()
 
 
 def test_credit_and_buffers_of_a_message_go_back_once() -> None:

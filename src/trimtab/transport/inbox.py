@@ -34,10 +34,9 @@ class Inbox:
 
     def poll(self) -> list[Message | Announcement]:
         """All that has come, once; raises when there is nothing and never will be."""
-        items = self._items
-        if not items:
-            self.check()
+        if not self.ready():
             return []
+        items = self._items
         now = time.monotonic()
         came = [items.popleft() for _ in range(len(items))]
         return [item._replace(seconds=item.seconds - now) if type(item) is Announcement else item for item in came]
@@ -47,15 +46,20 @@ class Inbox:
 
     def wait(self, timeout: float | None) -> bool:
         """Until something is there; False: not within ``timeout`` seconds."""
-        if self._items:
+        if self.ready():
             return True
-        self.check()
         self._event.clear()
         if not self._items and self.error is None:  # else it came before the clear
             self._event.wait(timeout)
+        return self.ready()
+
+    def ready(self) -> bool:
+        """Whether something is there; raises when there is nothing and never will be."""
+        error = self.error  # looked at first: what has come before it, perhaps just now, is there then
         if self._items:
             return True
-        self.check()
+        if error is not None:
+            raise error
         return False
 
     def check(self) -> None:

@@ -176,8 +176,9 @@ class Protocol:
         seq = peer.seq = (peer.seq + 1) & SEQ_MASK
         item.header = self._wire.pack(peer.token, Kind.DATA, item.label, seq, item.due, item.tensors)
         tag = first_tag(self._rank, seq)
+        requests: list[int] = []
         try:
-            requests = [worker.send(to, item.header, len(item.header), self._rank)]
+            requests.append(worker.send(to, item.header, len(item.header), self._rank))
             for tensor in item.tensors:
                 size = size_of(tensor)
                 if size:
@@ -185,6 +186,7 @@ class Protocol:
                     requests.append(worker.send(to, tensor.data_ptr(), size, tag, tensor.is_cuda))
                 tag += 1
         except TransportError as error:
+            self._graves.append(item)  # a part of it may be under way
             self.lost(to, str(error))
             self._fail_send(item, PeerLost(to, f"{item.label} could not be sent: {error}"))
             return
@@ -256,7 +258,7 @@ class Protocol:
             self._inbox.fail(TransportError(f"a header of {length} bytes came, which is none of trimtab's"))
             length = HEADER_BYTES
         try:
-            request = self._worker.receive_probed(handle, self._header_address, length)
+            request = self._worker.receive_probed(source, handle, self._header_address, length)
             while request and not self._worker.finished(request):  # it has come: there is little left to do
                 self._worker.progress()
             header = self._wire.unpack(ctypes.string_at(self._header_address, length), self._token)
@@ -283,7 +285,13 @@ class Protocol:
     def _finish_sends(self) -> int:
         finished = self._worker.finished
         did = 0
-        for small in [small for small in self._small if self._over(small.to, [small.request])]:
+        failed: list[tuple[int, str]] = []
+        for small in list(self._small):
+            try:
+                if not finished(small.request):
+                    continue
+            except TransportError as error:
+                failed.append((small.to, str(error)))
             self._small.remove(small)
             did += 1
         for item in list(self._sends):
@@ -294,23 +302,16 @@ class Protocol:
                 item.requests.pop()
                 self._sends.remove(item)
                 self._graves.append(item)
-                self.lost(item.to, f"while {item.label} was on its way: {error}")
+                failed.append((item.to, f"while {item.label} was on its way: {error}"))
                 item.sending.finish(PeerLost(item.to, f"{item.label} could not be sent: {error}"))
                 continue
             if not item.requests:
                 self._sends.remove(item)
                 self._sent(item)
                 did += 1
+        for rank, why in failed:  # only now, for then others are given up, too
+            self.lost(rank, why)
         return did
-
-    def _over(self, to: int, requests: list[int]) -> bool:
-        try:
-            while requests and self._worker.finished(requests[-1]):
-                requests.pop()
-        except TransportError as error:
-            self.lost(to, str(error))
-            return True
-        return not requests
 
     # peers that are no more
 

@@ -44,10 +44,11 @@ class Receiving:
                 buffers.append(buffer)
                 tensors.append(buffer.tensor(spec.dtype, spec.shape))
                 if spec.size:
-                    request = self._worker.receive(buffer.address, spec.size, tag | place, self._cuda)
+                    request = self._worker.receive(source, buffer.address, spec.size, tag | place, self._cuda)
                     if request:
                         requests.append(request)
         except TransportError as error:
+            self.graves.append(Receive(source, header, buffers, tuple(tensors), requests))
             self._failed(source, header.label, header.specs, error)
             return
         receive = Receive(source, header, buffers, tuple(tensors), requests)
@@ -96,6 +97,7 @@ class Receiving:
     def finish(self) -> int:
         """See what is complete; how many messages."""
         did = 0
+        failed: list[tuple[Receive, TransportError]] = []
         for receive in list(self.under_way):
             requests = receive.requests
             try:
@@ -105,13 +107,15 @@ class Receiving:
                 requests.pop()
                 self.under_way.remove(receive)
                 self.graves.append(receive)
-                self._failed(receive.source, receive.header.label, receive.header.specs, error)
+                failed.append((receive, error))
                 continue
             if not requests:
                 label = receive.header.label
                 self.under_way.remove(receive)
                 self._received(self._order[receive.source, label.backward, label.chunk])
                 did += 1
+        for receive, error in failed:  # only now, for then others are given up, too
+            self._failed(receive.source, receive.header.label, receive.header.specs, error)
         return did
 
     def give_up(self, source: int) -> None:
@@ -122,7 +126,7 @@ class Receiving:
 
     def cancel(self) -> None:
         """At the end."""
-        for receive in self.under_way:
+        for receive in (*self.under_way, *self.graves):
             for request in receive.requests:
                 self._worker.cancel(request)
 

@@ -132,15 +132,11 @@ class UcxTransport:
     def wait(self, timeout: float | None) -> bool:
         """See the interface."""
         inbox = self._inbox
-        if inbox:
+        if inbox.ready():
             return True
-        inbox.check()
         end = float("inf") if timeout is None else self._clock() + timeout
         self._drive(lambda: bool(inbox) or inbox.error is not None, end)
-        if inbox:
-            return True
-        inbox.check()
-        return False
+        return inbox.ready()
 
     def links(self) -> Mapping[int, LinkEstimate]:
         """See the interface."""
@@ -181,6 +177,7 @@ class UcxTransport:
         protocol = self._protocol
         error = TransportError(f"the transport of stage {self.rank} is closed")
         end = time.monotonic() + _GRACE_SECONDS
+        protocol.take_commands()  # the owner may not have come to it: what has a credit goes before the goodbye
         protocol.abandon_all(error)
         protocol.speak(Kind.BYE)
         protocol.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections import deque
@@ -77,6 +78,9 @@ class Worker:
     def __init__(self, ucx: Ucx, options: Mapping[str, str]) -> None:
         self._ucx = ucx
         self._endpoints: dict[int, c_void_p] = {}
+        self._closable: set[int] = set()
+        self._open: dict[int, int] = {}
+        """Requests that are not complete, and with which rank."""
         self._ranks: dict[int, int] = {}
         self._callbacks: list[Any] = []
         self.failed: deque[tuple[int, str]] = deque()
@@ -145,6 +149,8 @@ class Worker:
             )
         assert endpoint.value is not None
         self._endpoints[rank] = endpoint
+        if mode == _ERROR_MODE_PEER:
+            self._closable.add(rank)
         self._ranks[endpoint.value] = rank
 
     def _on_error(self, _argument: int, endpoint: int, status: int) -> None:
@@ -156,30 +162,31 @@ class Worker:
     def send(self, rank: int, address: Any, size: int, tag: int, cuda: bool = False) -> int:
         """Begin to send; TransportError if it failed at once."""
         call = self._ucx.slow.ucp_tag_send_nbx if size > 65536 else self._ucx.quick.ucp_tag_send_nbx
-        return self._begun(call(self._endpoints[rank], address, size, tag, self._params[cuda]))
+        return self._begun(rank, call(self._endpoints[rank], address, size, tag, self._params[cuda]))
 
-    def receive(self, address: int, size: int, tag: int, cuda: bool = False) -> int:
-        """Begin to receive what has exactly this tag."""
+    def receive(self, rank: int, address: int, size: int, tag: int, cuda: bool = False) -> int:
+        """Begin to receive what has exactly this tag, which is a rank's."""
         call = self._ucx.slow.ucp_tag_recv_nbx if size > 65536 else self._ucx.quick.ucp_tag_recv_nbx
-        return self._begun(call(self._worker, address, size, tag, (1 << 64) - 1, self._params[cuda]))
+        return self._begun(rank, call(self._worker, address, size, tag, (1 << 64) - 1, self._params[cuda]))
 
     def probe(self, tag: int, mask: int) -> tuple[int, int, int] | None:
         """A message that has come unexpected, taken out of the queue: its handle, tag and size."""
         handle = self._probe(self._worker, tag, mask, 1, self._info_ref)
         return (handle, self._info.sender_tag, self._info.length) if handle else None
 
-    def receive_probed(self, handle: int, address: Any, size: int) -> int:
-        """Begin to receive what :meth:`probe` returned."""
+    def receive_probed(self, rank: int, handle: int, address: Any, size: int) -> int:
+        """Begin to receive what :meth:`probe` returned, which is a rank's."""
         return self._begun(
-            self._ucx.quick.ucp_tag_msg_recv_nbx(self._worker, address, size, handle, self._params[False])
+            rank, self._ucx.quick.ucp_tag_msg_recv_nbx(self._worker, address, size, handle, self._params[False])
         )
 
-    def _begun(self, request: int | None) -> int:
+    def _begun(self, rank: int, request: int | None) -> int:
         if request is None:
             return 0
         if is_error(request):
             status = status_of(request)
             raise UcxError(status, self._ucx.text(status))
+        self._open[request] = rank
         return request
 
     def finished(self, request: int) -> bool:
@@ -187,6 +194,7 @@ class Worker:
         status = self._check_status(request)
         if status == IN_PROGRESS:
             return False
+        del self._open[request]
         self._free(request)
         if status != OK:
             raise UcxError(status, self._ucx.text(status))
@@ -221,30 +229,32 @@ class Worker:
 
     def flush(self, rank: int) -> int:
         """Begin to wait until all that was sent to a rank has left."""
-        return self._begun(self._ucx.slow.ucp_ep_flush_nbx(self._endpoints[rank], byref(self._host)))
-
-    def disconnect(self, rank: int) -> int:
-        """Begin to close an endpoint, without the peer."""
-        endpoint = self._endpoints.pop(rank)
-        by_force = RequestParam(op_attr_mask=_FIELD_FLAGS, flags=_CLOSE_BY_FORCE)
-        return self._begun(self._ucx.slow.ucp_ep_close_nbx(endpoint, byref(by_force)))
+        return self._begun(rank, self._ucx.slow.ucp_ep_flush_nbx(self._endpoints[rank], byref(self._host)))
 
     def close(self, until: Callable[[], bool]) -> None:
-        """Close all that is left; ``until``: progress is made until everything is closed or this is true."""
-        requests: list[int] = []
-        for rank in list(self._endpoints):
-            try:
-                requests.append(self.disconnect(rank))
-            except TransportError:
-                continue  # an endpoint that has failed
-        for request in filter(None, requests):
-            done = False
-            while not done and not until():
-                self.progress()
-                try:
-                    done = self.finished(request)
-                except TransportError:
-                    done = True
+        """Take UCX down, and with it every request; ``until``: what is under way may end until this is true.
+
+        Closing an endpoint by force gives no request to wait for: what was under way over it ends in later progress.
+        A worker that is destroyed before that does the same in the middle of taking callbacks out of its queue: the
+        requests that end put new ones in, the queue moves, and what was taken out of it is freed twice, or a callback
+        comes once the worker is gone (UCX 1.22 over TCP: an abort in ucp_worker_destroy, a fault in ucp_cleanup).
+        """
+        self._close_endpoints()
+        while not until():
+            did = self.progress()
+            for request in list(self._open):
+                with contextlib.suppress(TransportError):  # it did not come to its end
+                    self.finished(request)
+            if not did and self._closable.isdisjoint(self._open.values()):
+                break
         self._ucx.slow.ucp_worker_destroy(self._handle)
         self._ucx.slow.ucp_cleanup(self._context)
         self._callbacks.clear()
+
+    def _close_endpoints(self) -> None:
+        """Those which tell of a peer's end: UCX closes no others by force, and what is under way over them may stay so
+        until the worker is destroyed."""
+        by_force = RequestParam(op_attr_mask=_FIELD_FLAGS, flags=_CLOSE_BY_FORCE)
+        for rank in self._closable:
+            with contextlib.suppress(TransportError):  # it has failed
+                self._begun(rank, self._ucx.slow.ucp_ep_close_nbx(self._endpoints[rank], byref(by_force)))
