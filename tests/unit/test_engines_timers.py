@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -98,3 +98,23 @@ def test_the_users_timers_get_every_call() -> None:
     ]
     assert timers.other == "theirs"
     assert timers("forward-backward").elapsed() == 1.5
+
+
+@pytest.mark.parametrize("theirs", [None, Theirs()], ids=["none of the job's", "the job's own"])
+def test_a_timer_that_cannot_be_made_stops_nobody(monkeypatch: pytest.MonkeyPatch, theirs: Theirs | None) -> None:
+    class Failing(FakeRecorder):
+        failures: ClassVar[list[Exception]] = []
+
+        def fail(self, error: Exception) -> None:
+            self.failures.append(error)
+
+    recorder = Failing()
+    spans = TimerSpans(recorder, theirs)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr("trimtab.engines.timers._COVERED", None)
+    timer = spans("optimizer", log_level=1)
+    timer.start(barrier=True)
+    timer.stop(barrier=True)
+    assert [type(error) for error in recorder.failures] == [TypeError]
+    assert not recorder.spans
+    if theirs is not None:
+        assert theirs.calls == [("optimizer", 1), ("start", True), ("stop", True)]

@@ -26,15 +26,27 @@ class TimerSpans:
         self._inner = inner
         self._clock = clock
         self._timers: dict[str, _Timer] = {}
+        self._silent = _Timer(None, "", clock)
 
     def __call__(self, name: str, log_level: int | None = None) -> _Timer:
         """The timer of that name."""
+        inner = None
+        if self._inner is not None:
+            inner = self._inner(name) if log_level is None else self._inner(name, log_level=log_level)
+        try:
+            timer = self._timer(name)
+        except Exception as error:
+            self._recorder.fail(error)
+            timer = self._silent if inner is None else inner
+        else:
+            timer.inner = inner
+        return timer
+
+    def _timer(self, name: str) -> _Timer:
         timer = self._timers.get(name)
         if timer is None:
             covered = name in _COVERED or "-send" in name or "-recv" in name
             timer = self._timers[name] = _Timer(None if covered else self._recorder, name, self._clock)
-        if self._inner is not None:
-            timer.inner = self._inner(name) if log_level is None else self._inner(name, log_level=log_level)
         return timer
 
     def __getattr__(self, name: str) -> Any:
