@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -59,6 +60,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     training.add_argument("--data", type=Path, help="text file, or directory of .md .py .rst .txt files")
     training.add_argument("--save", type=Path, metavar="DIR", help="write checkpoints here")
     training.add_argument("--load", type=Path, metavar="DIR", help="continue from the newest checkpoint in here")
+    training.add_argument(
+        "--export", type=Path, metavar="DIR", help="write the model here at the end, for any parallel layout"
+    )
     training.add_argument("--save-interval", type=int, default=0, help="steps between checkpoints, 0: only at the end")
     training.add_argument("--log-interval", type=int, default=1, help="steps between progress lines")
     return parser.parse_args(argv)
@@ -301,7 +305,38 @@ def train(args: argparse.Namespace, text: torch.Tensor) -> list[float]:
             began, logged = time.perf_counter(), step
         if args.save and (step == args.steps or (args.save_interval and step % args.save_interval == 0)):
             save_checkpoint(args.save, step, model, optimizer)
+    if args.export:
+        export_model(args.export, args, model)
     return losses
+
+
+def export_model(folder: Path, args: argparse.Namespace, model: list[Any]) -> None:
+    """Write the weights as a distributed checkpoint, laid out and described as Megatron-LM does it."""
+    state: dict[str, Any] = {
+        "iteration": args.steps,
+        "checkpoint_version": 3.0,
+        "args": argparse.Namespace(
+            num_layers=args.num_layers,
+            hidden_size=args.hidden_size,
+            num_attention_heads=args.heads,
+            ffn_hidden_size=4 * args.hidden_size,
+            max_position_embeddings=args.seq_length,
+            padded_vocab_size=VOCAB,
+            position_embedding_type="learned_absolute",
+            normalization="LayerNorm",
+            untie_embeddings_and_output_weights=True,
+            bf16=args.bf16,
+            tokenizer_type="ByteLevelTokenizer",
+        ),
+    }
+    for number, chunk in enumerate(model):
+        state[f"model{number}" if len(model) > 1 else "model"] = chunk.module.sharded_state_dict()
+    target = folder / f"iter_{args.steps:07d}"
+    target.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    dist_checkpointing.save(state, target, TorchDistSaveShardedStrategy("torch_dist", 1))
+    if dist.get_rank() == 0:  # only now is it complete
+        (folder / "latest_checkpointed_iteration.txt").write_text(str(args.steps))
 
 
 def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:

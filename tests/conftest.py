@@ -1,8 +1,13 @@
-"""For all tests: hypothesis searches the same examples each time, and never fails for being slow; Ctrl-C works."""
+"""For all tests: hypothesis searches the same examples each time, and never fails for being slow; one thread for torch
+and numpy; Ctrl-C works."""
 
+import os
 import signal
 
 from hypothesis import settings
+
+# Tensors are small here: other threads would only wait for their parts of them, and keep the cores of other tests busy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("trimtab", deadline=None, derandomize=True, database=None)
 settings.load_profile("trimtab")

@@ -27,11 +27,12 @@ from trimtab.record.injection.faults import Fault, Faults, parse_fault
 from trimtab.record.injection.injection import Injection
 from trimtab.record.live.live import Live, start_live
 from trimtab.record.observe import Observer, Observers
-from trimtab.record.pipeline import clear_parts, set_parts
+from trimtab.record.pipeline import clear_parts, set_arrived, set_parts
 from trimtab.record.recorder import Recorder
-from trimtab.record.run_identity import Identity, make_header
+from trimtab.record.run_identity import Identity, directory_of, make_header
 from trimtab.record.spans import SpanObserver, set_recorder
 from trimtab.record.windows.window import Windows, start_windows
+from trimtab.scope.job.session import ScopeSession
 
 if TYPE_CHECKING:
     from trimtab.engines.emulate import EmulatedDevice
@@ -47,6 +48,7 @@ class Assembly:
         """Whom engines are to tell what runs."""
         self.windows: Windows | None = None
         self.live: Live | None = None
+        self.scope: ScopeSession | None = None
         self._sampler: Sampler | None = None
         self._interception: Interception | None = None
         self._config = config
@@ -68,13 +70,20 @@ class Assembly:
         if injection is not None:
             injection.use(device)
             injection.announce(self.recorder)
+        self._start_scope()
         if not (self.recorder or injection or emulated):
-            return False
+            if self.scope is not None and config.scope.allow_perturb:
+                self._intercept(device, None)
+            return self.scope is not None
         observers = self._observers(device, emulated)
         self.observer = observers[0] if len(observers) == 1 else Observers(observers)
         mark = getattr(device, "position", device.mark)
         set_parts(self.recorder, self.observer, mark, self._identity.world_size)
         self._undo.callback(clear_parts)
+        if self.scope is not None and config.scope.allow_perturb:
+            from trimtab.scope.perturb.communication import arrivals
+
+            set_arrived(arrivals(self.scope.job))
         self._intercept(device, emulated)
         if isinstance(device, CudaDevice):
             graphs = GraphSpans(self.observer, self.recorder)
@@ -82,6 +91,22 @@ class Assembly:
             graphs.install()
         self._start_live(isinstance(device, DeferredDevice))
         return True
+
+    def _start_scope(self) -> None:
+        """Look for whoever wants to see into the model."""
+        if not self._config.scope.enabled:
+            return
+        writer = self.recorder.writer if self.recorder is not None else None
+        directory = writer.path.parent if writer is not None else directory_of(self._config.record.dir)
+        first = os.environ.get("LOCAL_RANK", "0") == "0"
+        told = writer is not None and self._config.live.enabled  # what goes wrong with the hub
+        try:
+            self.scope = ScopeSession(self._config, self._identity, directory, speaks=first and not told)
+            self._undo.callback(self.scope.close)
+            self.scope.start()
+        except Exception as error:
+            self.scope = None
+            failed(f"nobody can look into the model ({type(error).__name__}: {error})")
 
     def _observers(self, device: Device, emulated: EmulatedDevice | None) -> list[Observer]:
         """In the order in which they are told: who changes the time of a call before who measures it."""
@@ -148,6 +173,8 @@ class Assembly:
             interception.install()
             self._undo.callback(interception.remove)
             self._interception = interception
+            if self.scope is not None:
+                self.scope.job.interception = interception
             if self.windows is not None:
                 self.windows.annotations.interception = interception
         except Exception as error:
@@ -172,8 +199,8 @@ class Assembly:
 
     def _native_kernels(self) -> Native | None:
         """Compiled kernels, if this environment has them; else they are compiled for the next run."""
-        if not self._config.record.native:
-            return None
+        if not self._config.record.native or self._config.scope.allow_perturb:
+            return None  # what disturbs a communication is in Python
         try:
             cache = native.cache_directory(os.environ)
             module = native.load(cache)

@@ -11,7 +11,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,14 @@ import torch
 
 from trimtab import config as configuration
 from trimtab.assembly import Assembly
-from trimtab.config import Config, EngineConfig, Granularity, RecordConfig
+from trimtab.config import Config, EngineConfig, Granularity, RecordConfig, ScopeConfig
 from trimtab.engines.when_imported import when_imported
 from trimtab.record.complain import OneFailure, failed, tell
 from trimtab.record.injection.injection import Injection
 from trimtab.record.observe import Observer, Observers
 from trimtab.record.recorder import Recorder
 from trimtab.record.run_identity import Identity, identify
+from trimtab.scope.job.session import ScopeSession
 
 if TYPE_CHECKING:
     from trimtab.engines.plain import PlainEngine
@@ -52,7 +53,8 @@ def attach(config: str | os.PathLike[str] | Config | None = None, **overrides: A
         settled = _settle(config, overrides)
     except Exception as error:
         failed(f"the configuration cannot be read ({type(error).__name__}: {error}); not attached")
-        settled = Config(record=RecordConfig(enabled=False), engine=EngineConfig(name="torch"))
+        nothing = RecordConfig(enabled=False), ScopeConfig(enabled=False)
+        settled = Config(record=nothing[0], scope=nothing[1], engine=EngineConfig(name="torch"))
     session = _Current.session = Session(settled)
     return session
 
@@ -81,6 +83,8 @@ class Session:
         self.config = config
         self.recorder: Recorder | None = None
         """None with ``record.enabled = false``."""
+        self.scope: ScopeSession | None = None
+        """None with ``scope.enabled = false``."""
         self._undo = contextlib.ExitStack()
         self._observer: Observer = Observers(())
         self._injection: Injection | None = None
@@ -144,6 +148,16 @@ class Session:
         if self._plain is not None and self._megatron is None:
             self._plain.watch(model)
 
+    def step_function(self, function: Callable[[], Any]) -> None:
+        """How scope can run a training step of this job aside, for a paired run (docs/scope-perturb.md).
+
+        For plain PyTorch. ``function()`` is one whole step without the call of :meth:`step`: it reads its batch, runs
+        forward and backward and the optimizer, clears the gradients, and returns the loss or None. Whatever else it
+        changes (schedulers, counters, what it prints) is not put back, so better leave that outside.
+        """
+        if self.scope is not None:
+            self.scope.job.step_function = function
+
     def _begin_step(self, number: int | None = None) -> None:
         if self._megatron is not None:
             if number is not None:
@@ -151,14 +165,17 @@ class Session:
         else:
             self._step = self._step + 1 if number is None else int(number)
             if self._plain is not None:
-                self._plain.step_begin()
+                self._plain.step_begin(self._step)
             self._observer.step_begin(self._step)
+            if self.scope is not None:
+                self.scope.step_begin(self._step)
             if self._injection is not None:
                 self._injection.forward_launch()
 
     def _optimizer_stepped(self) -> None:
         """The first optimizer of plain PyTorch has made a step."""
-        if not self._steps_told:
+        aside = self.scope is not None and self.scope.aside  # a paired run's steps are not the job's
+        if not (self._steps_told or aside):
             self._begin_step()
 
     def detach(self) -> None:
@@ -199,6 +216,7 @@ class Session:
             working = parts.build()
         finally:
             self.recorder, self._injection, self._observer = parts.recorder, parts.injection, parts.observer
+            self.scope = parts.scope
         if working:
             self._hook_framework()
         elif self.config.pipeline.policy != "off" and self.config.engine.name != "torch":
@@ -224,7 +242,12 @@ class Session:
         from trimtab.engines.plain import PlainEngine
 
         engine = PlainEngine(
-            self._observer, self.recorder, self._injection, self._optimizer_stepped, self._granularity()
+            self._observer,
+            self.recorder,
+            self._injection,
+            self._optimizer_stepped,
+            self._granularity(),
+            self.scope,
         )
         self._undo.callback(engine.remove)
         engine.install()
@@ -233,6 +256,8 @@ class Session:
     def _granularity(self) -> Granularity:
         """What is hooked; the recorder takes no more than it was asked for."""
         granularity = self.config.record.granularity
+        if self.recorder is None and self._injection is None and not self.config.emulate.enabled:
+            return "step"  # for scope alone
         if granularity == "step" and (self.config.emulate.enabled or self._injection is not None):
             return "layer"  # what is not hooked would not be padded, and not slowed
         return granularity
@@ -243,7 +268,7 @@ class Session:
         try:
             from trimtab.engines.megatron import MegatronEngine
 
-            engine = MegatronEngine(self._observer, self.recorder, self._granularity(), self._injection)
+            engine = MegatronEngine(self._observer, self.recorder, self._granularity(), self._injection, self.scope)
             engine.install()
         except Exception as error:
             failed(f"Megatron-Core is not hooked ({error}); steps and layers are not recorded, communication is")

@@ -19,7 +19,9 @@ import typer
 from trimtab import __version__, config
 from trimtab.output import STDOUT, write_text
 from trimtab.output import console as _console
+from trimtab.output import talk as _talk
 from trimtab.pipeline import simulate_command
+from trimtab.scope.commands.app import app as scope_app
 
 if TYPE_CHECKING:
     from trimtab.doctor import Check
@@ -38,6 +40,11 @@ _EXTRAS: Final = {
     "msgspec": "scan",
     "isal": "scan",
     "prometheus_client": "scan",
+    "starlette": "scope",
+    "uvicorn": "scope",
+    "websockets": "scope",
+    "gguf": "generate",
+    "tokenizers": "generate",
     "ray": "ray",
     "torch": "job",
     "pynvml": "job",
@@ -123,15 +130,29 @@ def _fail(message: str) -> NoReturn:
     sys.exit(EXIT_USAGE)
 
 
-def _talk(text: str) -> None:
-    """Tell on stderr; what others wrote in it (names of files, runs, hosts) does nothing to the terminal."""
-    typer.echo("".join(c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text), err=True)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"trimtab {__version__}")
         raise typer.Exit
+
+
+class _Megatron:
+    """The engine of Megatron-Core for trimtab scope generate, see :mod:`trimtab.scope.generate.engine`."""
+
+    def cpu(self) -> Callable[[], None]:
+        from trimtab.engines import cpu
+
+        return cpu.install()
+
+    def position(self) -> Any:
+        from trimtab.engines.layers import Position
+
+        return Position()
+
+    def points(self, chunk: int, model: Any, position: Any) -> Any:
+        from trimtab.engines.megatron_scope import megatron_points
+
+        return megatron_points(chunk, model, position)
 
 
 @app.callback(invoke_without_command=True)
@@ -143,6 +164,7 @@ def trimtab(
 ) -> None:
     """See and steer the training of large models: find the slow rank, say why, and what it costs."""
     del version
+    context.obj = _Megatron()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -325,13 +347,17 @@ def watch(
 
 
 app.command("simulate")(simulate_command.simulate)
+app.add_typer(scope_app, name="scope")
 
 
 @app.command("compile")
 def compile_kernels() -> None:
-    """Compile the kernels that intercept communication, once for an installation; jobs do it in the background else."""
+    """Compile what intercepts communication (which jobs do in the background else) and what measures tensors on a CPU
+    (which PyTorch does else), once for an installation."""
     from trimtab.record.communication import native
+    from trimtab.scope.device.native import build as build_statistics
 
+    build_statistics()
     cache = native.cache_directory(os.environ)
     if cache is None or not (native.load(cache) or (native.build(cache) and native.load(cache))):
         raise ValueError(

@@ -71,6 +71,13 @@ def write_text(destination: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def talk(text: str) -> None:
+    """Tell on stderr; what others wrote in it (names of files, runs, hosts) does nothing to the terminal."""
+    import typer
+
+    typer.echo("".join(c if c.isprintable() or c in "\t\n" else ascii(c)[1:-1] for c in text), err=True)
+
+
 def console() -> Console:
     """A console on stdout that shows what the terminal's encoding lacks as question marks."""
     from rich.console import Console

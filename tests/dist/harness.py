@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import importlib.util
 import json
 import logging
 import multiprocessing
 import os
+import pkgutil
 import random
 import re
 import signal
@@ -43,6 +45,13 @@ with warnings.catch_warnings():  # what others deprecate is not ours to fix, and
     import torch.distributed as dist
 
 import trimtab
+import trimtab.assembly
+import trimtab.engines
+import trimtab.record
+
+for package in (trimtab.engines, trimtab.record):  # what attaching imports, which is a third of a short job
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
 
 torch.set_num_threads(1)  # a pool of threads does not survive a fork, and ranks share few cores
 

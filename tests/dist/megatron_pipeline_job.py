@@ -23,7 +23,10 @@ from trimtab.config import Config, PipelineConfig, TransportConfig
 from trimtab.engines.megatron_pipeline import MegatronPipeline
 
 STEPS = 2
-SMALL = ("--hidden-size", "16", "--heads", "2", "--seq-length", "16", "--micro-batch-size", "1", "--data", __file__)
+SMALL = (
+    *("--hidden-size", "16", "--heads", "2", "--seq-length", "16", "--data", __file__),
+    *("--micro-batch-size", "1", "--global-batch-size", "8"),
+)
 STOCK: Mapping[str, Any] = {}
 """In place of pipeline settings: Megatron-Core's own schedule."""
 Settings = Mapping[str, Any]

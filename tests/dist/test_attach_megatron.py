@@ -25,9 +25,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, int], list[str]]] = {
 }
 STEPS = 3
 LAYERS = 4
+BATCH = 4
 JOB = [
     *("--steps", str(STEPS), "--num-layers", str(LAYERS), "--hidden-size", "16", "--heads", "2", "--seq-length", "16"),
-    *("--micro-batch-size", "1", "--global-batch-size", "8", "--data", __file__),
+    *("--micro-batch-size", "1", "--global-batch-size", str(BATCH), "--data", __file__),
 ]
 
 
@@ -109,7 +110,7 @@ def _check_steps(events: pl.DataFrame, world: int) -> None:
 def _check_layers(events: pl.DataFrame, sizes: dict[str, int]) -> None:
     """Every rank runs its layers forward and backward, once a microbatch."""
     layers = LAYERS // sizes.get("pp", 1)
-    microbatches = 8 // sizes.get("dp", 1)
+    microbatches = BATCH // sizes.get("dp", 1)
     counts = (
         events.filter((pl.col("name") == "layer") & pl.col("layer").is_not_null())
         .group_by("rank", "step", "kind")

@@ -91,7 +91,7 @@ def _job(rank: int, library: str, folder: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", [LIBRARIES[0], pytest.param(LIBRARIES[1], marks=pytest.mark.slow)])
 def test_a_fit_is_recorded_and_nothing_else_changes(library: str, tmp_path: Path) -> None:
     for result in run_ranks(2, _job, library, str(tmp_path)):
         assert result["losses"] == result["expected"]

@@ -205,7 +205,12 @@ def _megatron(rank: int, kind: str, arguments: list[str]) -> Answer:
 
 @pytest.mark.parametrize(
     ("layout", "kind"),
-    [*((layout, "python") for layout in LAYOUTS), ("tp2-pp2-dp2", "native")],
+    [
+        *((layout, "python") for layout in list(LAYOUTS)[:-1]),
+        ("pp2-vpp2", "native"),
+        pytest.param("tp2-pp2-dp2", "python", marks=pytest.mark.slow),
+        pytest.param("tp2-pp2-dp2", "native", marks=pytest.mark.slow),
+    ],
     indirect=["kind"],
 )
 def test_megatron(layout: str, kind: str) -> None:

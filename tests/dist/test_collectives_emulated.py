@@ -48,8 +48,7 @@ FAULTS: tuple[tuple[str, dict[str, set[int]]], ...] = (
         },
     ),
     ("--tp", {"long_sequence:dp=1,factor=2,every=3,steps=1-": {2, 3}, "host_stall:rank=1,ms=100,steps=1-": {1}}),
-    ("--pp", {"slow_stage:stage=1,factor=2,steps=1-": {2, 3}}),
-    ("--pp", {"slow_link:ranks=1+3,ms=30,steps=1": {1, 3}}),
+    ("--pp", {"slow_stage:stage=1,factor=2,steps=1-": {2, 3}, "slow_link:ranks=1+3,ms=30,steps=1": {1, 3}}),
 )
 """Of each job its layout, and faults whose marks are not alike, with the ranks on which each leaves its own."""
 

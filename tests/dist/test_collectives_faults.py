@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from flight import EventLog, mismatches
-from harness import run_ranks
+from harness import free_port, run_ranks
 
 from trimtab.record.clocks import CpuDevice
 from trimtab.record.communication.collectives import Interception
@@ -45,10 +46,11 @@ def _training(faults: Faults | None) -> dict[str, Any]:
     }
 
 
-def _twice(rank: int, spec: str) -> dict[str, Any]:
+def _twice(rank: int, spec: str, port: int) -> dict[str, Any]:
     dist.init_process_group("gloo")
     plain = _training(None)
     dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port)  # at the other, the store that ends may still answer
     dist.init_process_group("gloo")
     late = _training(Faults.parse([spec]))
     assert late["values"] == plain["values"]
@@ -56,7 +58,7 @@ def _twice(rank: int, spec: str) -> dict[str, Any]:
 
 
 def test_a_slow_link_between_two_of_two_ranks_delays_every_communication() -> None:
-    logs = run_ranks(2, _twice, f"slow_link:ranks=0+1,ms={DELAY_NS / 1e6}")
+    logs = run_ranks(2, _twice, f"slow_link:ranks=0+1,ms={DELAY_NS / 1e6}", free_port())
     assert mismatches(logs) == []
     for log in logs:
         assert {event["op"] for event in log["events"]} >= {"all_reduce", "broadcast", "send", "recv", "barrier"}
@@ -64,7 +66,7 @@ def test_a_slow_link_between_two_of_two_ranks_delays_every_communication() -> No
 
 
 def test_a_slow_link_delays_only_those_at_its_ends() -> None:
-    logs = run_ranks(3, _twice, f"slow_link:ranks=0+2,ms={DELAY_NS / 1e6}")
+    logs = run_ranks(3, _twice, f"slow_link:ranks=0+2,ms={DELAY_NS / 1e6}", free_port())
     assert mismatches(logs) == []
     between: dict[bool, list[int]] = {True: [], False: []}
     for log in logs:

@@ -121,7 +121,13 @@ def _train(rank: int, layout: str) -> Answer:
     return observe("python", job)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+SLOW = {"tp2_pp2_sequence_parallel", "ep2_pp2"}
+"""Of two that are tried each by itself."""
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in LAYOUTS]
+)
 def test_every_communication_is_seen(layout: str) -> None:
     world, arguments, _ = LAYOUTS[layout]
     logs = run_ranks(world, _train, layout, env=FLIGHT_RECORDER_ON)

@@ -156,8 +156,15 @@ def _tensor_parallel(sequence: bool, shard: bool) -> None:
     _train(model)
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["alone", "with_fully_shard"])
-@pytest.mark.parametrize("sequence", [False, True], ids=["tp", "sequence_parallel"])
+@pytest.mark.parametrize(
+    ("sequence", "shard"),
+    [
+        pytest.param(False, False, id="tp-alone"),
+        pytest.param(False, True, id="tp-with_fully_shard", marks=pytest.mark.slow),
+        pytest.param(True, False, id="sequence_parallel-alone", marks=pytest.mark.slow),
+        pytest.param(True, True, id="sequence_parallel-with_fully_shard"),
+    ],
+)
 def test_tensor_parallel(sequence: bool, shard: bool) -> None:
     for log in _checked(4, _tensor_parallel, sequence, shard):
         if sequence:

@@ -148,11 +148,10 @@ CASES: dict[str, dict[str, Named | None]] = {
 
 
 EVERYDAY = (
-    ("tp2_pp2_dp2", "none"),
+    ("pp2", "none"),
     ("dp2", f"slow_compute:rank=1,factor=1.5,{LATE}"),
     ("pp2_vpp2", "slow_stage:stage=1,factor=1.5"),
     ("pp2", "long_sequence:dp=0,factor=2,every=3"),
-    ("tp2", f"slow_link:ranks=0+1,ms=5,{LATE}"),
     ("tp2_pp2_dp2", f"slow_link:ranks=0+4,ms=20,{LATE}"),
     ("tp2", f"host_stall:rank=1,ms=40,{LATE}"),
     ("dp2", f"gc_pause:rank=1,ms=40,{LATE}"),

@@ -53,7 +53,7 @@ def test_a_traceback_is_passed_on() -> None:
 
 def test_a_hang_ends_at_the_timeout_and_says_where() -> None:
     with pytest.raises(RankError, match=r"rank 0(.|\n)*_one_hangs"):
-        run_ranks(2, _one_hangs, timeout=6)
+        run_ranks(2, _one_hangs, timeout=3)
 
 
 def test_a_dead_rank_is_named() -> None:

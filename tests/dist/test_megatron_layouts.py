@@ -27,7 +27,10 @@ def alone() -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# Of pipelines, test_pipeline_megatron.py demands more every day: what one process computes, bit for bit.
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.slow) if "pp2" in name else name for name in LAYOUTS]
+)
 def test_losses_are_those_of_one_process(layout: str, alone: list[float]) -> None:
     world, arguments = LAYOUTS[layout]
     results = run_ranks(world, _losses, *arguments)
@@ -50,8 +53,7 @@ def test_bf16_is_close(alone: list[float]) -> None:
     ids=["sharded_bf16", "pp2_vpp2"],
 )
 def test_a_resumed_run_continues_exactly(world: int, arguments: tuple[str, ...], tmp_path: Path) -> None:
-    whole = run_ranks(world, _losses, *arguments)[-1]
-    run_ranks(world, _losses, *arguments, "--save", str(tmp_path), "--save-interval", "2")
+    whole = run_ranks(world, _losses, *arguments, "--save", str(tmp_path), "--save-interval", "2")[-1]
     (tmp_path / "latest").write_text("step_0000002")  # as if it had been stopped after step 3
     assert run_ranks(world, _losses, *arguments, "--load", str(tmp_path))[-1] == whole[2:]
 

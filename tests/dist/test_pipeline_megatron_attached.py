@@ -102,10 +102,15 @@ def _plain(rank: int) -> list[float]:
     return train(*JOB, "--pp", "2", steps=STEPS)
 
 
-def test_called_directly_it_is_watched_as_well() -> None:
-    expected = run_ranks(2, _plain)
-    for (losses, steps, layers), plain in zip(run_ranks(2, _called_directly), expected, strict=True):
-        assert losses == plain
+@pytest.fixture(scope="module")
+def plain() -> list[list[float]]:
+    """The losses of two stages without trimtab."""
+    return run_ranks(2, _plain)
+
+
+def test_called_directly_it_is_watched_as_well(plain: list[list[float]]) -> None:
+    for (losses, steps, layers), expected in zip(run_ranks(2, _called_directly), plain, strict=True):
+        assert losses == expected
         assert steps == list(range(STEPS))
         assert layers == STEPS * MICROBATCHES * (LAYERS // 2) * 2
 
@@ -119,8 +124,8 @@ def _laid_directly(rank: int) -> list[float]:
     return train(*JOB, "--pp", "2", "--vpp", "2", steps=STEPS, prepare=prepare)
 
 
-def test_called_directly_it_lays_the_model_as_a_v() -> None:
-    assert run_ranks(2, _laid_directly) == run_ranks(2, _plain)  # the last stage has the losses in both
+def test_called_directly_it_lays_the_model_as_a_v(plain: list[list[float]]) -> None:
+    assert run_ranks(2, _laid_directly) == plain  # the last stage has the losses in both
 
 
 def _laid_too_late(rank: int) -> str:
@@ -152,8 +157,8 @@ def _without_pipeline(rank: int) -> list[float]:
     return train(*JOB, steps=STEPS, prepare=prepare)
 
 
-def test_one_stage_is_left_to_megatron() -> None:
-    assert run_ranks(1, _without_pipeline)[0] == run_ranks(2, _plain)[1]
+def test_one_stage_is_left_to_megatron(plain: list[list[float]]) -> None:
+    assert run_ranks(1, _without_pipeline)[0] == plain[1]
 
 
 def _leaves_no_trace(rank: int) -> None:
@@ -235,14 +240,14 @@ def _stepped_aside(rank: int, changes: dict[str, Any], pipeline: dict[str, Any])
     ids=["fp8", "settings"],
 )
 def test_what_cannot_be_served_is_said_once_and_left_to_megatron(
-    changes: dict[str, Any], pipeline: dict[str, Any], says: str
+    changes: dict[str, Any], pipeline: dict[str, Any], says: str, plain: list[list[float]]
 ) -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(2, _stepped_aside, changes, pipeline)
     assert str(caught.value).count("Megatron-Core's own schedule runs") == 1
     assert says in str(caught.value)
     aside = run_ranks(2, _stepped_aside, changes, pipeline, allow_warnings=True)
-    assert aside == run_ranks(2, _plain)
+    assert aside == plain
 
 
 def _fails(rank: int) -> str:

@@ -96,20 +96,33 @@ def _fsdp(rank: int, folder: str, shape: list[int], names: list[str]) -> dict[st
     return before_and_while_attached(train, folder)
 
 
-@pytest.mark.parametrize(
-    ("world", "shape", "names"), [(2, [], []), (4, [2, 2], ["dp_replicate", "dp_shard"])], ids=["default", "hybrid"]
-)
-def test_fully_shard(tmp_path: Path, world: int, shape: list[int], names: list[str]) -> None:
-    assert_the_same(run_ranks(world, _fsdp, str(tmp_path), shape, names))
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of two ranks that share every layer."""
+    folder = tmp_path_factory.mktemp("sharded")
+    assert_the_same(run_ranks(2, _fsdp, str(folder), [], []))
+    return folder
+
+
+def test_fully_shard(sharded: Path) -> None:
+    _assert_each_layer_once(sharded, 2)
+
+
+@pytest.mark.slow
+def test_fully_shard_hybrid(tmp_path: Path) -> None:
+    assert_the_same(run_ranks(4, _fsdp, str(tmp_path), [2, 2], ["dp_replicate", "dp_shard"]))
+    _assert_each_layer_once(tmp_path, 4)
+
+
+def _assert_each_layer_once(folder: Path, world: int) -> None:
     for rank in range(world):
         for step in range(STEPS - 1):
-            assert spans(tmp_path, rank, step) == _one_pass(0)
-    _assert_places(tmp_path, {"dp": world}, [{"dp": rank} for rank in range(world)])
+            assert spans(folder, rank, step) == _one_pass(0)
+    _assert_places(folder, {"dp": world}, [{"dp": rank} for rank in range(world)])
 
 
-def test_a_layer_of_fully_shard_holds_its_work_and_not_its_communication(tmp_path: Path) -> None:
-    run_ranks(2, _fsdp, str(tmp_path), [], [])
-    events = read(tmp_path).events
+def test_a_layer_of_fully_shard_holds_its_work_and_not_its_communication(sharded: Path) -> None:
+    events = read(sharded).events
     layers = events.filter((events["rank"] == 0) & (events["step"] == 0) & events["layer"].is_not_null())
     moved = events.filter(
         (events["rank"] == 0) & (events["step"] == 0) & events["kind"].cast(str).is_in(["collective"])

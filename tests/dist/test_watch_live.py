@@ -29,7 +29,7 @@ ATTEMPTS = 3
 DEADLINE = 40.0
 
 
-def _job(rank: int, folder: str, steps: int, faults: list[str], late: float) -> None:
+def _job(rank: int, folder: str, steps: int, faults: list[str], missed: str) -> None:
     dist.init_process_group("gloo")
     times = {"layer_forward_ms": "6", "embedding_ms": "1", "output_ms": "1", "optimizer_ms": "4"}
     with trimtab.attach(
@@ -43,8 +43,8 @@ def _job(rank: int, folder: str, steps: int, faults: list[str], late: float) -> 
         model = DistributedDataParallel(Decoder(1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(steps + 1):
-            if step == steps and rank == 2 and late:
-                time.sleep(late)  # the fault: it does not come to the collective
+            while step == steps and rank == 2 and missed and not Path(missed).exists():
+                time.sleep(0.02)  # the fault: it does not come to the collective before somebody has missed it
             batch = tokens(step)
             loss_of(model(batch), batch).backward()
             optimizer.step()
@@ -81,7 +81,7 @@ def test_a_rank_that_becomes_slow_is_named_and_profiled(tmp_path: Path) -> None:
         folder = tmp_path / str(attempt)
         fault = f"slow_compute:rank=3,factor=2,steps={ONSET}-"
         with _watching(folder) as said:
-            run_ranks(WORLD, _job, str(folder), ONSET + 60, [fault], 0.0, allow_warnings=True)  # it is announced
+            run_ranks(WORLD, _job, str(folder), ONSET + 45, [fault], "", allow_warnings=True)  # it is announced
         alarms = [line["alarm"] for line in said if line["event"] == "alarm"]
         if [(alarm["kind"], alarm["ranks"]) for alarm in alarms] == [("slow_rank", [3])]:
             assert alarms[0]["ratio"] == pytest.approx(2.0, rel=0.25)
@@ -93,11 +93,20 @@ def test_a_rank_that_becomes_slow_is_named_and_profiled(tmp_path: Path) -> None:
     pytest.fail(f"not found: {alarms}")
 
 
+def _let_it_come(said: list[dict[str, Any]], missed: Path) -> None:
+    """When all has been said of it, or would have been long ago."""
+    until = time.monotonic() + DEADLINE
+    while not any("Rank 2 stands in" in line.get("says", "") for line in said) and time.monotonic() < until:
+        time.sleep(0.02)
+    missed.write_text("")
+
+
 @pytest.mark.timeout(100)
 def test_a_rank_that_does_not_come_is_missing(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    folder, missed = tmp_path / "run", tmp_path / "missed"
     with _watching(folder, "--patience", "3") as said:
-        run_ranks(WORLD, _job, str(folder), 10, [], 9.0)
+        threading.Thread(target=_let_it_come, args=(said, missed)).start()
+        run_ranks(WORLD, _job, str(folder), 10, [], str(missed))
     hangs = [line for line in said if line["event"] == "hang"]
     assert [line["ranks"] for line in hangs] == [[2]]
     assert "Rank 2 is missing" in hangs[0]["says"]

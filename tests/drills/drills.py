@@ -58,7 +58,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill("the working directory goes", job.together(disk.much_to_write, disk.leave_directory), files="whole"),
     # Every place in trimtab that the job comes through.
     Drill("a hook raises", inside.raises("run"), sites="broken", weight=12, everyday=True),
-    Drill("a hook raises for good", inside.raises_for_good("run"), sites="broken", weight=8, everyday=True),
+    Drill("a hook raises for good", inside.raises_for_good("run"), sites="broken", weight=8),
     Drill("attaching raises", inside.raises("attach"), sites="broken", weight=4, everyday=True),
     Drill("detaching raises", inside.raises("detach"), sites="broken", weight=3, leaves=_ANYTHING, everyday=True),
     Drill("the writer raises", inside.raises("writer"), sites="broken", weight=4, everyday=True),

@@ -147,7 +147,9 @@ def write_fails(code: int) -> Fault:
 
 def write_hangs(scene: Scene) -> None:
     """A write does not come back, as on a file server that is gone; trimtab's patience is cut short for it."""
-    recorder._OPEN_SECONDS = recorder._CLOSE_SECONDS = 2.0  # pyright: ignore[reportPrivateUsage]
+    if scene.hit:
+        recorder._OPEN_SECONDS = 1.0  # pyright: ignore[reportPrivateUsage]
+        recorder.Recorder.close.__defaults__ = (1.0,)
     _writing(lambda: threading.Event().wait())(scene)  # pyright: ignore[reportArgumentType]
 
 

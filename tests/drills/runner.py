@@ -29,8 +29,10 @@ from scene import Scene, play
 DEADLINE_SECONDS = 60.0
 _GRACE_SECONDS = 3.0
 """What the other ranks get when one has failed, before they are ended as a launcher would end them."""
+_ORPHAN_SECONDS = 3.0
+"""What a process that a rank has started gets to notice its end."""
 _FIND_SITES = Drill("find sites", find_sites, sites="found")
-_NOTHING = Drill("nothing", long=True)
+_NOTHING, _NOTHING_FOR_LONG = Drill("nothing"), Drill("nothing", long=True)
 
 
 @dataclass
@@ -66,12 +68,12 @@ class Runner:
         self._steps = steps
         self._long_steps = max(long_steps, steps)
         self._latest_shot = latest_shot
-        self._losses: dict[str, list[list[str]]] = {}
+        self._losses: dict[tuple[str, bool], list[list[str]]] = {}
         self._sites: dict[tuple[str, bool], list[SiteCalls]] = {}
 
     def run(self, case: Case, deadline: float | None = None) -> Verdict:
         """The verdict on one case, within another ``deadline`` if one is given."""
-        expected = self.losses(case.job)
+        expected = self.losses(case.job, case.drill.long)
         played = self._play(case, attached=True, deadline=deadline)
         warned = [warnings_in(output) for output in played.outputs]
         problems = [f"rank {rank} hung" for rank in played.hung]
@@ -91,13 +93,13 @@ class Runner:
         played = self._play(case, attached=False)
         return [f"rank {rank} hung" for rank in played.hung] or judge_ends(case.drill, played, self._hit(case))
 
-    def losses(self, name: str) -> list[list[str]]:
-        """The losses of every rank in a run without trimtab, step by step."""
-        if name not in self._losses:
-            played = self._play(Case(_NOTHING, name, 0), attached=False)
+    def losses(self, name: str, long: bool) -> list[list[str]]:
+        """The losses of every rank in a run without trimtab, step by step, of as many steps as a drill may make."""
+        if (name, long) not in self._losses:
+            played = self._play(Case(_NOTHING_FOR_LONG if long else _NOTHING, name, 0), attached=False)
             _must_have_finished(played, f"the job {name} without trimtab")
-            self._losses[name] = [[loss for loss, _, _ in rank] for rank in played.progress]
-        return self._losses[name]
+            self._losses[name, long] = [[loss for loss, _, _ in rank] for rank in played.progress]
+        return self._losses[name, long]
 
     def sites(self, name: str, native: bool) -> list[SiteCalls]:
         """Of every rank, the places in trimtab that a run comes through, with compiled kernels or without."""
@@ -118,7 +120,7 @@ class Runner:
         if not drill.long:
             return self._steps
         return (
-            self._long_steps if drill.ends or drill is _NOTHING else self._long_steps // 4
+            self._long_steps if drill.ends or drill is _NOTHING_FOR_LONG else self._long_steps // 4
         )  # else the whole of it would have to be waited for
 
     def _play(self, case: Case, attached: bool, deadline: float | None = None) -> Played:
@@ -257,9 +259,9 @@ def _end_groups(ranks: list[BaseProcess]) -> list[int]:
     return left
 
 
-def _group_lives(pid: int, patience: float = 3.0) -> bool:
+def _group_lives(pid: int) -> bool:
     """Whether a process of the group still runs after a moment: what a rank started needs one to notice its end."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + _ORPHAN_SECONDS
     while time.monotonic() < deadline:
         try:
             os.killpg(pid, 0)

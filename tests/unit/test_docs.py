@@ -115,8 +115,11 @@ def test_every_command_is_listed_and_no_other():
 def test_documented_options_exist():
     known = {"--help", "--nproc-per-node", "--tensor-model-parallel-size", "--pp", "--tp"}
     known |= {"--no-python", "--type"}  # of torchrun and nsys
+    known |= {"--export", "--no-deps"}  # of the example and pip
     known |= {"--trace", "--trace-dir", "--trace-interval", "--continuous-trace-iterations", "--trace-granularity"}
-    for command in typer.main.get_command(cli.app).commands.values():  # pyright: ignore[reportAttributeAccessIssue]
+    commands = list(typer.main.get_command(cli.app).commands.values())  # pyright: ignore[reportAttributeAccessIssue]
+    for command in commands:
+        commands.extend(getattr(command, "commands", {}).values())  # those below `trimtab scope`
         known |= {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
     for name in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", name.read_text(encoding="utf-8")))

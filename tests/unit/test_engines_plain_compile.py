@@ -56,8 +56,15 @@ def _layers_in_place(model: Any) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("watched", [False, True], ids=["found", "watched"])
-@pytest.mark.parametrize("compiled", [_whole, _whole_in_place])
+@pytest.mark.parametrize(
+    ("compiled", "watched"),
+    [
+        pytest.param(_whole, False, id="whole-found"),
+        pytest.param(_whole, True, id="whole-watched", marks=pytest.mark.slow),
+        pytest.param(_whole_in_place, False, id="whole_in_place-found", marks=pytest.mark.slow),
+        pytest.param(_whole_in_place, True, id="whole_in_place-watched"),
+    ],
+)
 def test_a_compiled_model_is_one_region(compiled: Callable[[nn.Module], nn.Module], watched: bool) -> None:
     trained = Trained(compiled(Decoder()), found=False)
     if watched:
@@ -74,8 +81,15 @@ def test_a_compiled_model_is_one_region(compiled: Callable[[nn.Module], nn.Modul
     assert _graphs() == 1
 
 
-@pytest.mark.parametrize("watched", [False, True], ids=["found", "watched"])
-@pytest.mark.parametrize("compiled", [_layers, _layers_in_place])
+@pytest.mark.parametrize(
+    ("compiled", "watched"),
+    [
+        pytest.param(_layers, False, id="layers-found", marks=pytest.mark.slow),
+        pytest.param(_layers, True, id="layers-watched"),
+        pytest.param(_layers_in_place, False, id="layers_in_place-found"),
+        pytest.param(_layers_in_place, True, id="layers_in_place-watched", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_layers_are_regions(compiled: Callable[[nn.Module], nn.Module], watched: bool) -> None:
     trained = Trained(compiled(Decoder()), granularity="op", found=False)
     if watched:

@@ -35,7 +35,15 @@ def test_every_order_gives_the_gradients_of_one_process(name: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("order", ["zb-h1", "1f1b", "interleaved", "zb-v"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param("zb-h1", marks=pytest.mark.slow),
+        "1f1b",
+        pytest.param("interleaved", marks=pytest.mark.slow),
+        "zb-v",
+    ],
+)
 def test_every_policy_gives_them_too(policy: Any, order: str) -> None:
     config = PipelineConfig(policy=policy, order=order, placement=placement_of(order).value)
     chunks = default_chunks(order)

@@ -124,7 +124,7 @@ def everyday(number: int) -> Callable[[Callable[[st.DataObject], None]], Callabl
     return settings(max_examples=number, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@everyday(300)
+@everyday(150)
 @given(st.data())
 def test_no_policy_is_ever_stuck(data: st.DataObject):
     never_stuck(data)

@@ -91,6 +91,11 @@ class Client(Endpoint):
         """Messages that were given up because too many waited."""
         return self._queue.dropped
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of messages that have not been sent yet: whoever has much to say may wait with it."""
+        return self._queue.bytes
+
     def start(self) -> None:
         """Begin to connect."""
         thread = threading.Thread(target=self._run, name="trimtab-control", daemon=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from trimtab.control.directory_server import POLLS_KEPT, POLLS_PER_BEAT
 from trimtab.control.link import Limits
 from trimtab.control.messages import GOODBYE, HEARTBEAT, Envelope
 from trimtab.control.session import Line
-from trimtab.control.sockets import wait_for
+from trimtab.control.sockets import CHANCE, wait_for
 
 _TURN_SECONDS: Final = 0.5
 _COARSE_SECONDS: Final = 2.0
@@ -42,7 +41,7 @@ class DirectorySession:
         *,
         stream: bytes | None = None,
         began_ns: int | None = None,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = CHANCE.random,
     ) -> None:
         """``folder`` is the hub's. Nothing happens before :meth:`run`."""
         hub = bytes.fromhex(folder.name.removeprefix("hub-"))

@@ -50,6 +50,11 @@ class Queue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def bytes(self) -> int:
+        """Of the bodies that wait."""
+        return self._bytes
+
     def put(self, envelope: Envelope) -> None:
         """One more."""
         self._waiting.append(envelope)

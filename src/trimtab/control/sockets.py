@@ -80,10 +80,14 @@ class Poller:
         self._epoll.close()
 
 
+CHANCE: Final = random.SystemRandom()
+"""The job's own generator is to give the job's own numbers."""
+
+
 class Backoff:
     """How long to wait before the next attempt: doubles from ``least`` to ``most`` seconds, and is never the same."""
 
-    def __init__(self, least: float = 0.5, most: float = 30.0, chance: Callable[[], float] = random.random) -> None:
+    def __init__(self, least: float = 0.5, most: float = 30.0, chance: Callable[[], float] = CHANCE.random) -> None:
         """``chance`` gives numbers from 0 to 1. Thousands of ranks that lost one hub must not come back at once."""
         self._least = least
         self._most = most

@@ -40,6 +40,7 @@ _FACTORIES: Final = (
     "zeros_like",
 )
 _LOADED_FIRST: Final = (
+    "megatron.core.dist_checkpointing.strategies.torch",
     "megatron.core.distributed",
     "megatron.core.models.gpt",
     "megatron.core.optimizer",

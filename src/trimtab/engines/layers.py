@@ -27,6 +27,7 @@ from trimtab.engines.calls import backward_is_compiled, watch_calls
 from trimtab.engines.guard import Guard
 from trimtab.events import Kind
 from trimtab.record.observe import Call, Observer
+from trimtab.scope.moment import Moment
 
 NAME_LAYER: Final = "layer"
 NAME_EMBEDDING: Final = "embedding"
@@ -47,15 +48,25 @@ _queue_callback: Final = torch.autograd.Variable._execution_engine.queue_callbac
 class Position:
     """Where in a step this rank is. The engine keeps it; the hooks put it into their calls."""
 
-    __slots__ = ("backward_microbatch", "inside", "microbatch")
+    __slots__ = ("aside", "backward_microbatch", "inside", "microbatch", "step")
 
     def __init__(self) -> None:
+        self.step = -1
+        """That has begun last."""
+        self.aside = False
+        """The model is run aside of the training (a probe): scope's points deliver, nothing is reported."""
         self.inside = False
         """In a training step's forward and backward passes; what runs elsewhere is not reported."""
         self.microbatch = -1
         """Of the forward that runs now."""
         self.backward_microbatch = -1
         """Of the backward that runs now, for what is recomputed in it."""
+
+    def moment(self) -> Moment:
+        """Of a forward that runs now: the first time, or once more in a backward pass."""
+        if _graph_task() >= 0:
+            return Moment(self.step, self.backward_microbatch, True)
+        return Moment(self.step, self.microbatch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import torch
 from trimtab.config import Granularity
 from trimtab.engines.guard import Guard
 from trimtab.engines.layers import LayerHooks, Position
+from trimtab.engines.megatron_listening import MegatronScope
 from trimtab.engines.patches import CHECKPOINT_PATCHES, OPTIMIZER_PATCHES, SCHEDULE_PATCHES, Patches
 from trimtab.engines.timers import TimerSpans
 from trimtab.events import STREAM_HOST, Kind
@@ -24,6 +25,7 @@ from trimtab.record.clocks import UNKNOWN
 from trimtab.record.injection.injection import Injection
 from trimtab.record.observe import Call, Observer
 from trimtab.record.recorder import Recorder
+from trimtab.scope.job.session import ScopeSession
 from trimtab.topology import Coordinates, Topology
 
 NAME_OPTIMIZER = "optimizer"
@@ -43,15 +45,18 @@ class MegatronEngine:
         recorder: Recorder | None = None,
         granularity: Granularity = "layer",
         injection: Injection | None = None,
+        scope: ScopeSession | None = None,
     ) -> None:
         """``granularity`` ``step`` reports no layers, ``op`` also the parts of layers. ``injection`` is called at the
-        start of each forward step and before each read of data, and is told where this rank stands."""
+        start of each forward step and before each read of data, and is told where this rank stands. ``scope`` gets what
+        models and optimizers offer, and is told of steps."""
         self._observer = observer
         self._recorder = recorder
         self._granularity = granularity
         self._injection = injection
         self._guard = Guard()
         self._position = Position()
+        self._scope = None if scope is None else MegatronScope(scope, self._position)
         self._layers = LayerHooks(observer, self._position, self._guard, parts=granularity == "op")
         self._patches = Patches()
         self._installed = False
@@ -110,7 +115,7 @@ class MegatronEngine:
             if keywords.get("forward_only"):
                 return self._timed(Kind.EVALUATION, "evaluation", original, args, keywords)
             restore: list[Callable[[], None]] = []
-            keywords = self._enter(keywords, restore)
+            keywords = self._enter(original, args, keywords, restore)
             try:
                 return original(*args, **keywords)
             finally:
@@ -119,17 +124,27 @@ class MegatronEngine:
         vars(schedule)["watching"] = self._around_schedule  # for a schedule of ours that is called directly
         return schedule
 
-    def _enter(self, keywords: _Keywords, restore: list[Callable[[], None]]) -> _Keywords:
+    def _enter(
+        self,
+        schedule: Callable[..., Any],
+        args: tuple[Any, ...],
+        keywords: _Keywords,
+        restore: list[Callable[[], None]],
+    ) -> _Keywords:
         """A training step begins; the schedule's arguments, changed where something is to be watched."""
         try:
             model = keywords["model"]
             chunks = list(model) if isinstance(model, (list, tuple)) else [model]
             self._meet(chunks)
             self._step += 1
+            self._position.step = self._step
             self._observer.step_begin(self._step)
+            if self._scope is not None:
+                self._scope.step_begin(self._step, schedule, args, keywords)
             changed = dict(keywords)
             changed["forward_step_func"] = self._watched_forward(keywords["forward_step_func"])
-            changed["data_iterator"] = self._watched_data(keywords["data_iterator"])
+            data = keywords["data_iterator"]
+            changed["data_iterator"] = self._watched_data(data if self._scope is None else self._scope.data(data))
             self._watch_timers(restore, chunks)
             self._position.inside = True
             return changed
@@ -140,6 +155,8 @@ class MegatronEngine:
     def _leave(self, restore: list[Callable[[], None]]) -> None:
         """The forward and backward passes of a step are over."""
         try:
+            if self._scope is not None:
+                self._scope.passes_over()
             if self._working:
                 self._layers.finish()
             self._chunk_of.clear()
@@ -160,11 +177,15 @@ class MegatronEngine:
                     self._recorder.describe(topology=topology.as_dict(), coordinates=coordinates.as_dict())
                 if self._injection is not None:
                     self._injection.coordinates = coordinates
+                if self._scope is not None:
+                    self._scope.place(coordinates)
         self._chunk_of = {id(chunk): index for index, chunk in enumerate(chunks)}
         self._forwards = [0] * len(chunks)
         if self._granularity != "step":
             for index, chunk in enumerate(chunks):
                 self._layers.install(index, chunk)
+        if self._scope is not None:
+            self._scope.meet(chunks)
 
     def _watched_forward(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward_step)
@@ -282,7 +303,7 @@ class MegatronEngine:
             try:
                 return original(optimizer, *args, **keywords)
             finally:
-                self._end_optimizer(call, restore)
+                self._end_optimizer(optimizer, call, restore)
 
         return step
 
@@ -292,16 +313,20 @@ class MegatronEngine:
         try:
             parts = [optimizer, *getattr(optimizer, "chained_optimizers", ())]
             self._watch_timers(restore, parts)
+            if self._scope is not None:
+                self._scope.optimizer_begin()
             self._observer.begin(call)
         except Exception as error:
             self._guard.failed("the hook before the optimizer", error)
         return call
 
-    def _end_optimizer(self, call: Call, restore: list[Callable[[], None]]) -> None:
+    def _end_optimizer(self, optimizer: Any, call: Call, restore: list[Callable[[], None]]) -> None:
         self._in_optimizer = False
         try:
             if self._working:
                 self._observer.end(call)
+                if self._scope is not None:
+                    self._scope.optimizer_ended(optimizer)
         except Exception as error:
             self._guard.failed("the hook after the optimizer", error)
         finally:

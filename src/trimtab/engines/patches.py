@@ -156,7 +156,14 @@ PIPELINING_PATCHES: Final = tuple(
     )
     for name in ("forward", "backward", "backward_weight")
 )
-PLAIN_PATCHES: Final = (DATA_PATCH, COMPILED_CALL_PATCH, *PIPELINING_PATCHES)
+COMPILE_PATCH: Final = Patch(
+    "plain.compile",
+    "torch:compile",
+    "taps have to be in a model before it is compiled ([scope] compiled_taps); there is no hook",
+    ("2.7", "3"),  # torch.compiler.is_exporting
+    "torch",
+)
+PLAIN_PATCHES: Final = (DATA_PATCH, COMPILED_CALL_PATCH, COMPILE_PATCH, *PIPELINING_PATCHES)
 ALL_PATCHES: Final = (
     *GRAPH_PATCHES,
     *PIPELINE_PATCHES,

@@ -80,13 +80,16 @@ class PipelineRecorder:
         clock: Clock = time.perf_counter_ns,
         world_size: int = 0,
         name: str = "pipeline",
+        arrived: Callable[[Message], None] | None = None,
     ) -> None:
         """``ranks`` are the global ranks of the stages, in order, that exchange messages with this one; ``name`` tells
         it from other executors with the same ranks. ``observer`` is told of the actions, also where nothing is recorded
         (an emulated device needs to know). ``mark`` is the device's, of a position in its queue. Where these are all
-        ranks of a job of ``world_size`` whose layout nobody has described, that is done here.
+        ranks of a job of ``world_size`` whose layout nobody has described, that is done here. ``arrived`` is given each
+        message before anybody looks at it, and may change it; raises nothing.
         """
         self._recorder = recorder
+        self._arrived_first = arrived
         self._whole = world_size == len(ranks)
         self._observer = observer
         self._mark = mark
@@ -247,6 +250,8 @@ class PipelineRecorder:
     def received(self, message: Message) -> None:
         """A message is here. It counts as awaited from the begin of its iteration on: there is room for it whether
         anybody waits or not."""
+        if self._arrived_first is not None:
+            self._arrived_first(message)
         recorder = self._recorder
         if recorder is None:
             return
@@ -319,6 +324,7 @@ class _Attached:
     """Where executors report to. They are made by the job or an engine that know no session, so this is global."""
 
     parts: tuple[Recorder | None, Observer, Callable[[], Mark]] | None = None
+    arrived: Callable[[Message], None] | None = None
     world_size = 0
     made: ClassVar[Counter[tuple[int, ...]]] = Counter()
     """Executors, by their ranks: each counts its messages from 0. All members make them in the same order."""
@@ -330,9 +336,14 @@ def set_parts(recorder: Recorder | None, observer: Observer, mark: Callable[[], 
     _Attached.world_size = world_size
 
 
+def set_arrived(arrived: Callable[[Message], None]) -> None:
+    """Executors made from now on show this each message first: see :class:`PipelineRecorder`."""
+    _Attached.arrived = arrived
+
+
 def clear_parts() -> None:
     """Executors made from now on report to nobody."""
-    _Attached.parts = None
+    _Attached.parts = _Attached.arrived = None
     _Attached.made.clear()
 
 
@@ -345,4 +356,5 @@ def pipeline_hooks(ranks: Sequence[int], stage: int) -> PipelineRecorder | None:
     number = _Attached.made[members]
     _Attached.made[members] += 1
     name = f"pipeline/{number}" if number else "pipeline"
-    return PipelineRecorder(*_Attached.parts, members, stage, world_size=_Attached.world_size, name=name)
+    more = {"world_size": _Attached.world_size, "name": name, "arrived": _Attached.arrived}
+    return PipelineRecorder(*_Attached.parts, members, stage, **more)

@@ -16,9 +16,15 @@ PREPARE: Final = "scope.prepare"
 COMMIT: Final = "scope.commit"
 CANCEL: Final = "scope.cancel"
 """Asked of ranks."""
+HERE: Final = "scope.here"
+"""Published by the collector, without a body: as long as it is heard, ranks hold their subscriptions and send beats."""
 DO: Final = "scope.do"
 """Asked of the collector."""
 BEAT_SECONDS: Final = 0.5
+HERE_SECONDS: Final = 2.0
+"""How often, at most, the collector says that it is there."""
+NOTICE_KINDS: Final = ("applied", "expired", "reverted", "paused", "resumed", "dropped", "activated", "error")
+CHANGE_KINDS: Final = ("subscribe", "unsubscribe", "perturb", "expire", "revert", "probe", "pair")
 
 
 def rank_endpoint(rank: int) -> str:

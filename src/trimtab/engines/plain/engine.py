@@ -24,6 +24,7 @@ from trimtab.engines.guard import Guard
 from trimtab.engines.layers import LayerHooks, Position
 from trimtab.engines.patches import DATA_PATCH, PatchError, Patches
 from trimtab.engines.plain.layout import StagePlace, find_layout
+from trimtab.engines.plain.listening import PlainScope
 from trimtab.engines.plain.models import models_of
 from trimtab.engines.plain.passes import Passes
 from trimtab.engines.plain.pipelining import StageMethods, chunk_of, place_of
@@ -34,6 +35,7 @@ from trimtab.record.complain import failed
 from trimtab.record.injection.injection import Injection
 from trimtab.record.observe import Call, Observer
 from trimtab.record.recorder import Recorder
+from trimtab.scope.job.session import ScopeSession
 
 _log = logging.getLogger("trimtab")
 
@@ -56,9 +58,11 @@ class PlainEngine:
         injection: Injection | None = None,
         stepped: Callable[[], None] | None = None,
         granularity: Granularity = "layer",
+        scope: ScopeSession | None = None,
     ) -> None:
         """``stepped`` is called after each step of the first optimizer seen: where nobody says where a training step
-        begins, it begins there. ``granularity`` ``step`` reports no layers, ``op`` also the parts of layers."""
+        begins, it begins there. ``granularity`` ``step`` reports no layers, ``op`` also the parts of layers. ``scope``
+        gets what models and optimizers offer."""
         self._observer = observer
         self._stepped = stepped
         self._first: weakref.ref[Optimizer] | None = None
@@ -72,6 +76,9 @@ class PlainEngine:
         self._placed = False
         self._guard = Guard()
         self._position = Position()
+        self._scope = None if scope is None else PlainScope(scope, self._position)
+        if scope is not None:
+            scope.job.begin_again = self.step_begin
         self._layers = LayerHooks(observer, self._position, self._guard, parts=granularity == "op")
         self._passes = Passes(self._position, self._guard, recorder)
         self._stages = StageMethods(self, self._guard)
@@ -91,6 +98,9 @@ class PlainEngine:
         except Exception as error:
             failed(f"data loading is not recorded ({error})")
         self._undo.append(when_imported("torch.distributed.pipelining.stage", self._patch_stages))
+        if self._scope is not None:
+            self._scope.install()
+            self._undo.append(self._scope.remove)
 
     def remove(self) -> None:
         """Take everything back."""
@@ -108,8 +118,9 @@ class PlainEngine:
         self._open.clear()
         self._models.clear()
 
-    def step_begin(self) -> None:
-        """A training step begins: what is still open has ended, and microbatches count from 0 again."""
+    def step_begin(self, step: int = -1) -> None:
+        """Training step number ``step`` begins: what is still open has ended, and microbatches count from 0 again."""
+        self._position.step = step
         if self._guard.working:
             try:
                 self._layers.finish()
@@ -133,15 +144,17 @@ class PlainEngine:
         new = [model for model in models if id(model) not in known]
         for model in new:
             self._models.add(model)
-            if self._granularity != "step":
+            if self._granularity != "step" or self._scope is not None:
                 self._hook(model, stage)
+            if self._scope is not None:
+                self._scope.meet(model, place_of(stage) if stage is not None else None)
         if new and not self._placed:
             self._place(new, place_of(stage) if stage is not None else None)
         return bool(new)
 
     def _hook(self, model: torch.nn.Module, stage: Any) -> None:
         found = find(model, parts=self._granularity == "op")
-        for site in found.sites:
+        for site in found.sites if self._granularity != "step" else ():
             self._layers.hook(site, chunk_of(stage) if stage is not None else 0)
         if stage is None:
             for module in found.enclosing:
@@ -157,6 +170,8 @@ class PlainEngine:
             self._recorder.describe(topology=topology.as_dict(), coordinates=coordinates.as_dict())
         if self._injection is not None:
             self._injection.coordinates = coordinates
+        if self._scope is not None:
+            self._scope.place(coordinates)
 
     def _look_for_models(self, optimizer: Optimizer) -> None:
         """The models that an optimizer trains, when it is seen for the first time."""
@@ -184,6 +199,8 @@ class PlainEngine:
             self._layers.finish()
             call = Call(Kind.OPTIMIZER, type(optimizer).__name__)
             self._open[id(optimizer)] = call
+            if self._scope is not None:
+                self._scope.optimizer_begin()
             self._observer.begin(call)
         except Exception as error:
             self._guard.failed("the hook before an optimizer's step", error)
@@ -197,6 +214,8 @@ class PlainEngine:
                 return
             self._observer.end(call)
             self._look_for_models(optimizer)
+            if self._scope is not None:
+                self._scope.optimizer_ended(optimizer)
             if self._first is None or self._first() is None:
                 self._first = weakref.ref(optimizer)
             if self._stepped is not None and self._first() is optimizer:
@@ -262,7 +281,7 @@ class PlainEngine:
                         injection.delay_data()
                 except Exception as error:
                     self._guard.failed("the hook before a read of data", error)
-            batch = read(iterator)
+            batch = read(iterator) if self._scope is None else self._scope.read(read, iterator)
             self._host_span(Kind.DATA, "data", started)
             return batch
 

@@ -41,9 +41,10 @@ class Found:
     """Modules around the sites, outermost first; calling one is a pass through the model, or through a part of it."""
 
 
-def find(model: nn.Module, parts: bool) -> Found:
-    """The sites of a model, in the order of its modules; with ``parts`` also those of each layer."""
-    search = _Search(_number(_layer_containers(model)))
+def find(model: nn.Module, parts: bool, through: bool = False) -> Found:
+    """The sites of a model, in the order of its modules; with ``parts`` also those of each layer. ``through``: also
+    those in what torch.compile has compiled."""
+    search = _Search(_number(_layer_containers(model, through)), through)
     search.walk(model, _WHOLE_MODEL)
     found = search.found
     layers = list(found.sites)
@@ -56,9 +57,9 @@ def find(model: nn.Module, parts: bool) -> Found:
     return found
 
 
-def _layer_containers(model: nn.Module) -> list[_Container]:
+def _layer_containers(model: nn.Module, through: bool) -> list[_Container]:
     """In the order of the model's modules; none if nothing repeats."""
-    containers = list(_containers(model))
+    containers = list(_containers(model, through))
     if not containers:
         return []
     largest = max(containers, key=lambda container: container.size)
@@ -66,9 +67,9 @@ def _layer_containers(model: nn.Module) -> list[_Container]:
     return [one for one in containers if one.cls is largest.cls or one.size >= least]
 
 
-def _containers(module: nn.Module) -> Iterator[_Container]:
+def _containers(module: nn.Module, through: bool) -> Iterator[_Container]:
     """Outermost containers of modules of one class: what repeats within a layer is not looked for."""
-    if is_compiled(module):
+    if is_compiled(module) and not through:
         return
     container = _as_container(module)
     if container is not None:
@@ -76,7 +77,7 @@ def _containers(module: nn.Module) -> Iterator[_Container]:
     taken = {id(element) for _, element in container.elements} if container else set()
     for child in module.children():
         if id(child) not in taken:
-            yield from _containers(child)
+            yield from _containers(child, through)
 
 
 def _as_container(module: nn.Module) -> _Container | None:
@@ -119,8 +120,9 @@ class _Other:
 class _Search:
     """Goes through a model from outside: down to the layers where there are any, else to where it first branches."""
 
-    def __init__(self, numbers: dict[int, int]) -> None:
+    def __init__(self, numbers: dict[int, int], through: bool = False) -> None:
         self._numbers = numbers
+        self._through = through
         self._seen: set[int] = set()
         self.found = Found()
         self.rest: list[_Other] = []
@@ -134,7 +136,7 @@ class _Search:
         number = self._numbers.get(id(module))
         if number is not None:
             self.found.sites.append(Site(NAME_LAYER, inner, number))
-        elif is_compiled(inner) or not self._opens(inner, inside):
+        elif (is_compiled(inner) and not self._through) or not self._opens(inner, inside):
             self.rest.append(_Other(name, inner, bool(self.found.sites)))
         else:
             self._enclose(module)

@@ -8,10 +8,11 @@ and the call goes on.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from sys import _getframe
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch._C import DispatchKey
@@ -21,7 +22,7 @@ from trimtab.events import Kind
 from trimtab.record.clocks import Clock, Device, Mark
 from trimtab.record.communication.comm_streams import CommStreams
 from trimtab.record.communication.groups import Group, Groups
-from trimtab.record.communication.late import late_work
+from trimtab.record.communication.late import changed_work, late_work
 from trimtab.record.communication.native import Native
 from trimtab.record.communication.operators import NO_RANK, Operator, operators
 from trimtab.record.communication.pending import (
@@ -45,6 +46,27 @@ LinkDelay = Callable[[tuple[int, ...]], int]
 """Extra nanoseconds until a communication between these global ranks is complete."""
 
 _KEY: Final = "BackendSelect"
+
+
+Begun = tuple[str, Any, int, Any]
+"""What a perturbation has to do with a communication. For itself, but for the third: by how many nanoseconds it is
+late."""
+
+
+class Disturb(Protocol):
+    """Who changes what communications bring, on purpose; raises nothing."""
+
+    def begins(self, operator: Operator, group: Group, peer: int, outputs: Any, /) -> Begun | None:
+        """One is about to be issued; ``outputs`` is its first argument. None: it is left alone."""
+        ...
+
+    def outgoing(self, tensors: Sequence[torch.Tensor], begun: Begun, /) -> list[torch.Tensor]:
+        """What is sent in the place of these."""
+        ...
+
+    def arrived(self, outputs: Any, begun: Begun, /) -> None:
+        """``outputs``, a tensor or a list, are complete; they are changed in place."""
+        ...
 
 
 class Interception:
@@ -79,6 +101,8 @@ class Interception:
         self._groups = Groups(self._met_group)
         self._libraries: list[torch.library.Library] = []
         self._native = native if link_delay is None else None  # late works are made by Python kernels only
+        self.disturb: Disturb | None = None
+        """Asked about each communication, while it is set. Compiled kernels do not know it."""
 
     def install(self) -> None:
         """Start to intercept. Raises RuntimeError where this build of PyTorch does not allow it."""
@@ -133,6 +157,11 @@ class Interception:
         return self._works.open()
 
     @property
+    def compiled(self) -> bool:
+        """Are its kernels?"""
+        return self._native is not None
+
+    @property
     def groups(self) -> list[Group]:
         """The process groups met so far. From any thread."""
         return self._groups.known()
@@ -161,6 +190,8 @@ class Interception:
                 pending = begin(operator, arguments)
             except Exception as error:
                 complain(f"communications ({operator.op})", error)
+            if pending is not None and self.disturb is not None:
+                arguments = self._disturb(self.disturb, pending, arguments)
             result = redispatch(keyset & after, *arguments)
             if pending is not None:
                 try:
@@ -220,7 +251,7 @@ class Interception:
             pending.step = recorder.step
             pending.nbytes = nbytes
             pending.dtype = dtype
-        elif self._blocked is None and self._link_delay is None:
+        elif self._blocked is None and self._link_delay is None and self.disturb is None:
             return None
         try:
             pending.caller = caller = _getframe(depth).f_code.co_filename
@@ -237,9 +268,11 @@ class Interception:
         """The backend has the communication; returns what the operator is to return."""
         boxed = result[-1] if type(result) is tuple else result
         if boxed is None:
+            if pending.disturbed is not None and self.disturb is not None and pending.operator.kind is not Kind.SEND:
+                self.disturb.arrived(arguments[0], pending.disturbed)
             self._works.issued(pending, 0, NOTHING)
             return result
-        if self._link_delay is not None:
+        if self._link_delay is not None or pending.disturbed is not None:
             boxed, result = self._delay(pending, result, boxed, arguments)
         if pending.at_once:
             self._works.issued(pending, SOME_ADDRESS, NOTHING)  # nobody will ask for it by its address
@@ -248,18 +281,42 @@ class Interception:
             self._works.issued(pending, address_of(work), PythonIssue(work, arguments[0], self._works.called_back))
         return result
 
+    def _disturb(self, disturb: Disturb, pending: Pending, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Ask whether somebody disturbs this; what a send is given may be another tensor then."""
+        operator = pending.operator
+        sends = operator.kind is Kind.SEND
+        try:
+            peer = pending.dst if sends else pending.src
+            begun = pending.disturbed = disturb.begins(operator, pending.group, peer, arguments[0])
+            if begun is not None and sends and operator.counted_at >= 0:
+                at = operator.counted_at
+                return (*arguments[:at], disturb.outgoing(arguments[at], begun), *arguments[at + 1 :])
+        except Exception as error:
+            self._complaints.about("a perturbation of communication", error)
+        return arguments
+
     def _delay(self, pending: Pending, result: Any, boxed: Any, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-        """A late work in the place of the backend's, if a slow link is concerned."""
-        assert self._link_delay is not None
+        """A late work in the place of the backend's, if a slow link is concerned or somebody disturbs it."""
         collective = pending.operator.kind is Kind.COLLECTIVE
-        delay = self._link_delay(pending.group.ranks if collective else (pending.src, pending.dst))
-        if delay <= 0:
+        delay, change = 0, None
+        if self._link_delay is not None:
+            delay = self._link_delay(pending.group.ranks if collective else (pending.src, pending.dst))
+        disturb, begun = self.disturb, pending.disturbed
+        if begun is not None and disturb is not None:
+            delay += begun[2]
+            if pending.operator.kind is not Kind.SEND:
+                change = functools.partial(disturb.arrived, arguments[0], begun)
+        if delay <= 0 and change is None:
             return boxed, result
         if pending.group.is_nccl:  # the device is to be late, not the host
             pending.delay_ns = delay
-            return boxed, result
-        late, pending.late = late_work(Work.unbox(boxed), arguments[0], delay)
-        boxed = late.boxed()
+            if change is None or self._works.change_together(change):
+                return boxed, result
+            pending.kept = Work.unbox(boxed)
+            boxed = changed_work(pending.kept, change).boxed()
+        else:
+            late, pending.late = late_work(Work.unbox(boxed), arguments[0], delay, change=change)
+            boxed = late.boxed()
         return boxed, (*result[:-1], boxed) if isinstance(result, tuple) else boxed
 
     def _wait_tensor_kernel(self, after: Any) -> Callable[..., Any]:

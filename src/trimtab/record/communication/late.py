@@ -17,13 +17,17 @@ Outcome = torch.futures.Future[Any]
 
 
 def late_work(
-    work: Work, outputs: Any, delay_ns: int, sleep: Callable[[float], None] = time.sleep
+    work: Work,
+    outputs: Any,
+    delay_ns: int,
+    sleep: Callable[[float], None] = time.sleep,
+    change: Callable[[], None] | None = None,
 ) -> tuple[Work, Outcome]:
     """A work in the place of ``work`` that is complete ``delay_ns`` after it, for whoever waits, in Python or C++.
 
     ``outputs`` (a tensor or a list) is the value of its future where ``work`` has none. A thread of its own waits
     for ``work``, because not every backend calls back. ``recv`` from any source is not supported: the sender's rank
-    cannot be asked of the late work.
+    cannot be asked of the late work. ``change`` is called when ``work`` is complete, before the late one is.
 
     The second value is its future: when ``work`` fails, its ``value()`` raises the error, but ``wait()`` of the late
     work returns as if all were well.
@@ -35,6 +39,8 @@ def late_work(
         try:
             wait(work)
             sleep(delay_ns / 1e9)
+            if change is not None:
+                change()
             outcome.set_result((None, _value(work, outputs)))
         except Exception as error:
             outcome.set_result((error, None))
@@ -48,6 +54,18 @@ def late_work(
     future = outcome.then(deliver)
     threading.Thread(target=carry, name="trimtab-late-work", daemon=True).start()
     return _create_work_from_future(future), future
+
+
+def changed_work(work: Work, change: Callable[[], None]) -> Work:
+    """A work in the place of ``work``, of a backend whose works are complete when a stream has come that far (NCCL):
+    ``change`` is launched on a stream behind it, and who waits for the new one waits for that, too."""
+
+    def then(arrived: Outcome) -> Any:
+        value = arrived.value()
+        change()
+        return value
+
+    return _create_work_from_future(work.get_future().then(then))
 
 
 def _value(work: Work, outputs: Any) -> Any:

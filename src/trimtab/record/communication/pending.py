@@ -33,12 +33,14 @@ class Pending:
         "caller",
         "companions",
         "delay_ns",
+        "disturbed",
         "dst",
         "dtype",
         "event_id",
         "foreground",
         "group",
         "in_place",
+        "kept",
         "late",
         "nbytes",
         "operator",
@@ -78,6 +80,10 @@ class Pending:
         """When somebody began to wait for it."""
         self.delay_ns = 0
         """By how much a device is to be held up when it has waited for this (slow links on NCCL)."""
+        self.disturbed: tuple[str, Any, int, Any] | None = None
+        """What a perturbation has to do with it; see :class:`~trimtab.record.communication.collectives.Disturb`."""
+        self.kept: Work | None = None
+        """The backend's own work, where another stands in its place: it holds on to memory that is in use."""
         self.companions: Sequence[Pending] = ()
         """What else the same work stands for (NCCL batches it)."""
         self.late: Outcome | None = None

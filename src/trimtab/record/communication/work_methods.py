@@ -112,6 +112,10 @@ class WorkMethods:
     def _ending_together(self, original: Any) -> Any:
         def _end_coalescing(group: Any, *args: Any) -> Any:
             work = original(group, *args)
+            try:
+                work = self._works.changed_together(work)
+            except Exception as error:
+                self._complain(SUBJECT_WAIT, error)
             self._guard(lambda: self._works.end_together(work))
             return work
 

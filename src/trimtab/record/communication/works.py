@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import Work
 from trimtab.events import NAME_WAIT, STREAM_COMM, STREAM_COMPUTE, Kind
 from trimtab.record.clocks import UNKNOWN, Clock, Mark
 from trimtab.record.communication.comm_streams import CommStreams
+from trimtab.record.communication.late import changed_work
 from trimtab.record.communication.operators import NO_RANK
 from trimtab.record.communication.pending import Issue, Pending, address_of, in_foreground
 from trimtab.record.communication.reducer import BackwardWaits
@@ -84,6 +85,7 @@ class Works:
         self._unfinished: dict[int, Pending] = {}
         self._called_back: set[int] = set()
         self._coalesced: list[Pending] | None = None
+        self._changes: list[Callable[[], None]] = []
         self._streams = streams
         self._backward = BackwardWaits(mark, self._backward_waited, complaints)
         self._wait_site = -1
@@ -345,6 +347,30 @@ class Works:
     def start_together(self) -> None:
         """What is issued from here on becomes one work (NCCL batches it)."""
         self._coalesced = []
+
+    def change_together(self, change: Callable[[], None]) -> bool:
+        """``change`` what is issued together when it is complete; False: nothing is just now."""
+        if self._coalesced is None:
+            return False
+        self._changes.append(change)
+        return True
+
+    def changed_together(self, work: Work | None) -> Work | None:
+        """``work`` is what was issued together, or one that is complete when all of it is changed."""
+        changes, self._changes = self._changes, []
+        if not changes:
+            return work
+
+        def change() -> None:
+            for one in changes:
+                one()
+
+        if work is None:  # it sits in the current stream
+            change()
+            return None
+        if self._coalesced:
+            self._coalesced[0].kept = work
+        return changed_work(work, change)
 
     def end_together(self, work: Work | None) -> None:
         """``work`` is what was issued since :meth:`start_together`: all of it ends with it."""

@@ -1,1 +1,1 @@
-"""What is computed of a tensor on its own device, so that only a little has to travel."""
+"""What is measured of a tensor where it lies: only small results leave the device, and nothing waits for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -48,13 +48,19 @@ class AttentionInput:
     """Keys to the left and to the right that a query sees; -1: all."""
     softcap: float | None = None
     mask: torch.Tensor | None = None
-    """True: not seen. Broadcasts to (b, hq, s_q, s_k)."""
+    """True: not seen. Broadcasts to (b, hq, s_q, s_k). What ``causal`` and ``window`` hide stays hidden."""
     packed: tuple[torch.Tensor, torch.Tensor] | None = None
     """Cumulative lengths of the sequences packed into q and into k (b is 1 then)."""
     context: tuple[int, int, str] | None = None
     """Under context parallelism: rank, size, and how the sequence is cut (``zigzag`` or ``contiguous``)."""
+    group: Any = None
+    """That of context parallelism, of torch.distributed."""
     head_offset: int = 0
     """Number of the first query head in the whole model."""
+    v: torch.Tensor | None = None
+    """Values (b, hk, s, d of a value)."""
+    bias: torch.Tensor | None = None
+    """Added to the scaled scores; broadcasts to (b, hq, s_q, s_k). Minus infinity: not seen."""
 
 
 class AttentionPoint(Protocol):
