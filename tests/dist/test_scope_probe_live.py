@@ -116,13 +116,14 @@ def _ask(run: Path, over: threading.Event, heard: dict[str, Any]) -> None:
                     assert what.kind != "error", what
             scope.unsubscribe(name)
             heard["name"] = name
-            heard["frames"] = [
-                [frame.tap, frame.what, frame.subscription, frame.rank, frame.step]
-                + [{key: array.tolist() for key, array in frame.arrays.items()}]
-                for frame in frames
-            ]
+            heard["frames"] = [_plainly(frame) for frame in frames]
     finally:
         over.set()
+
+
+def _plainly(frame: Any) -> list[Any]:
+    arrays = {key: array.tolist() for key, array in frame.arrays.items()}
+    return [frame.tap, frame.what, frame.subscription, frame.rank, frame.step, arrays]
 
 
 def test_a_probe_of_a_running_job(tmp_path: Path) -> None:

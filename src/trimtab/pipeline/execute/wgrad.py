@@ -106,8 +106,11 @@ class _Linear(torch.autograd.Function):
         del anchor
         dtype = _autocast_dtype(x)
         typed = x if dtype is None else x.to(dtype)
-        # Detached: autocast would remember its copy of a parameter, made here without history, for later uses of it.
+        # Detached, and cast here: autocast would remember its copy of a parameter, made without history, for later uses
+        # of it. And yet one that requires a gradient: torch folds an input with gaps into rows for such weights only,
+        # and the bits of the product depend on that.
         weight, bias = layer.weight.detach(), _bias(layer)
+        weight = (weight if dtype is None else weight.to(dtype)).requires_grad_()
         output = F.linear(typed, weight, None if bias is None else bias.detach())
         ctx.save_for_backward(typed.reshape(-1, typed.shape[-1]), layer.weight)
         ctx.layer, ctx.later = layer, later
