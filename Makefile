@@ -78,11 +78,13 @@ fuzz: $(VENV)/.dev
 pytest = units=0; $(BIN)/python -m pytest $(1) tests/unit -n $(WORKERS) --dist loadfile || units=1; \
     $(BIN)/python -m pytest $(1) tests/dist tests/drills tests/gpu && exit $$units
 
-test: check docs
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync check docs
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
 	@$(call pytest,)
 
-test-all: check docs
+test-all: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync check docs
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
 	@$(call pytest,-m "not nightly")
 

@@ -96,6 +96,7 @@ class Courier:
         self.server: ServerProcess | None = None
         """Beside the job, to be looked after."""
         self._stopping = False
+        self._permitted = False
         self._poll = _POLL_SECONDS[0]
         self._thread: threading.Thread | None = None
 
@@ -114,24 +115,30 @@ class Courier:
             thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        permitted = False
-        while not self._stopping:
-            seconds = self._config.scope.look_seconds
-            try:
-                if not permitted and torch.cuda.is_initialized():
-                    permit_captures_elsewhere()
-                    permitted = True
-                seconds = self._turn()
-            except Exception as error:
-                self._failed("the sender", error)
-            if not self._stopping:
-                self._outbox.wait(seconds)
-            if len(self._outbox) and not self._stopping:
-                time.sleep(_GATHER_SECONDS)
+        try:
+            while not self._stopping:
+                self._round()
+        except Exception as error:  # it could not even wait
+            self._failed("the sender", error)
         try:
             self._leave()
         except Exception as error:
             self._failed("leaving", error)
+
+    def _round(self) -> None:
+        """One turn, and the wait for the next."""
+        seconds = self._config.scope.look_seconds
+        try:
+            if not self._permitted and torch.cuda.is_initialized():
+                permit_captures_elsewhere()
+                self._permitted = True
+            seconds = self._turn()
+        except Exception as error:
+            self._failed("the sender", error)
+        if not self._stopping:
+            self._outbox.wait(seconds)
+        if len(self._outbox) and not self._stopping:
+            time.sleep(_GATHER_SECONDS)
 
     def _turn(self) -> float:
         """One round; seconds until the next, unless something comes."""
