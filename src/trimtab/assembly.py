@@ -18,6 +18,7 @@ from trimtab.record.clocks import CpuDevice, DeferredDevice, Device, clock_domai
 from trimtab.record.communication import native
 from trimtab.record.communication.collectives import Interception
 from trimtab.record.communication.native import Native
+from trimtab.record.compiled import cache_directory
 from trimtab.record.complain import failed, tell
 from trimtab.record.counters.gpu import CudaReadings
 from trimtab.record.counters.sampler import Sampler, start_sampler
@@ -202,7 +203,7 @@ class Assembly:
         if not self._config.record.native or self._config.scope.allow_perturb:
             return None  # what disturbs a communication is in Python
         try:
-            cache = native.cache_directory(os.environ)
+            cache = cache_directory(os.environ)
             module = native.load(cache)
             if module is None and cache is not None and os.environ.get("LOCAL_RANK", "0") == "0":
                 build = native.BackgroundBuild(cache)

@@ -355,10 +355,11 @@ def compile_kernels() -> None:
     """Compile what intercepts communication (which jobs do in the background else) and what measures tensors on a CPU
     (which PyTorch does else), once for an installation."""
     from trimtab.record.communication import native
+    from trimtab.record.compiled import cache_directory
     from trimtab.scope.device.native import build as build_statistics
 
     build_statistics()
-    cache = native.cache_directory(os.environ)
+    cache = cache_directory(os.environ)
     if cache is None or not (native.load(cache) or (native.build(cache) and native.load(cache))):
         raise ValueError(
             "the kernels cannot be compiled here; that takes a C++ compiler (c++, g++ or $CXX), Python's headers and a "

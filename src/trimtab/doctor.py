@@ -229,8 +229,9 @@ def _kernels(environment: Mapping[str, str]) -> Iterator[Check]:
     if torch is None or not torch.distributed.is_available():
         return
     from trimtab.record.communication import native
+    from trimtab.record.compiled import cache_directory
 
-    if native.load(native.cache_directory(environment)) is not None:
+    if native.load(cache_directory(environment)) is not None:
         yield Check("recording", "kernels", State.OK, "compiled for this environment")
         return
     detail = (

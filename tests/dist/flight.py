@@ -12,7 +12,8 @@ import pytest
 from torch._C import _distributed_c10d as c10d
 
 from trimtab.events import Kind
-from trimtab.record.communication.native import Native, build, cache_directory, load
+from trimtab.record.communication.native import Native, build, load
+from trimtab.record.compiled import cache_directory
 from trimtab.record.files.ring import FIELDS
 
 FLIGHT_RECORDER_ON: Final = {"TORCH_FR_BUFFER_SIZE": "20000"}

@@ -23,8 +23,9 @@ from trimtab.events import NAME_WAIT, STREAM_COMM, STREAM_COMPUTE, Kind  # noqa:
 from trimtab.record.communication.collectives import Interception  # noqa: E402
 from trimtab.record.communication.groups import Groups  # noqa: E402
 from trimtab.record.communication.late import late_work  # noqa: E402
-from trimtab.record.communication.native import Native, build, cache_directory, load  # noqa: E402
+from trimtab.record.communication.native import Native, build, load  # noqa: E402
 from trimtab.record.communication.operators import operators  # noqa: E402
+from trimtab.record.compiled import cache_directory  # noqa: E402
 from trimtab.record.files.ring import FIELDS  # noqa: E402
 
 WORLD = "default_pg/0@0"

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from trimtab import cli  # noqa: E402
 from trimtab.record.communication import native  # noqa: E402
+from trimtab.record.compiled import cache_directory, only_ours  # noqa: E402
 
 
 @pytest.fixture
@@ -33,10 +34,10 @@ def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 
 
 def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.cache_directory({"XDG_CACHE_HOME": "/somewhere"}) == Path("/somewhere/trimtab")
+    assert cache_directory({"XDG_CACHE_HOME": "/somewhere"}) == Path("/somewhere/trimtab")
     monkeypatch.setenv("HOME", "/home/me")
     for environment in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
-        assert native.cache_directory(environment) == Path("/home/me/.cache/trimtab")
+        assert cache_directory(environment) == Path("/home/me/.cache/trimtab")
 
 
 def test_what_is_not_there_or_is_no_module_is_not_loaded(cache: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_build_leaves_the_module_and_nothing_else(cache: Path, monkeypatch: py
     assert native.build(cache)
     assert list(cache.iterdir()) == [path]
     assert path.read_text() == "made\n"
-    assert native._only_ours(path)
+    assert only_ours(path)
     assert not native.build(cache), "it is there"
 
 

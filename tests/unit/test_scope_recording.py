@@ -6,6 +6,7 @@ import errno
 import functools
 import itertools
 import os
+import random
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,36 @@ def test_series_merge_all_ranks_as_one_would(folder, shift):
     alike = series(recording, "layers.2.output")  # replicas count once
     assert alike.parts.tolist() == [1] * len(STEPS)
     assert alike.column("n").tolist() == [32.0] * len(STEPS)
+
+
+@pytest.mark.parametrize("shift", [0.0, 2.5])
+@pytest.mark.parametrize("microbatches", [True, False])
+def test_in_which_order_frames_came_does_not_show_in_a_series(tmp_path, shift, microbatches):
+    """Two recordings of the same are equal bit by bit, wherever blocks end and whoever was first."""
+    draw = random.Random(1)
+    numbers = np.random.default_rng(1).normal(1.0, 3.0, (6, 3, 7, 32))
+    frames = [
+        Frame(
+            *("layers.0.output", "statistics", "s-1", step, microbatch, rank, (("tp", rank, 7),), 0),
+            {"vector": vector_of(x, shift * rank), "shift": np.array([shift * rank])},
+        )
+        for (step, microbatch, rank), x in ((at, numbers[at]) for at in np.ndindex(numbers.shape[:3]))
+    ]
+    found = []
+    for number in range(4):
+        folder = tmp_path / str(number) / "scope"
+        folder.mkdir(parents=True)
+        chunks = Chunks(folder, "20260101-000000-aaaa", "", 1 << 30)
+        for frame in frames:
+            chunks.frame(split(encode(frame))[0])
+            if draw.random() < 0.2:
+                chunks.flush()
+        chunks.close()
+        found.append(series(open_recording(folder.parent), "layers.0.output", microbatches=microbatches))
+        draw.shuffle(frames)
+    for other in found[1:]:
+        for column, same_column in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(column, same_column)
 
 
 def test_series_of_some_steps_ranks_and_subscriptions(folder):

@@ -105,7 +105,7 @@ def test_once_shows_one_picture(tmp_path):
 
 def test_json_is_one_object_a_line(tmp_path, capsys):
     with speaking(tmp_path, Job(ranks=4, noise=0.01), 40):
-        watched(Options(str(tmp_path), json=True, every=0.01, grace=0.0))
+        watched(Options(str(tmp_path), json=True, every=0.2, grace=0.0))
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {line["event"] for line in said} == {"state"}
     assert (said[-1]["ranks"], said[-1]["step"], said[-1]["ready"], said[-1]["alarms"]) == (4, 39, True, [])

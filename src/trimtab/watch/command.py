@@ -6,9 +6,7 @@ import contextlib
 import json
 import math
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -23,6 +21,7 @@ from trimtab.config import Config
 from trimtab.control.endpoint import Endpoint as ControlEndpoint
 from trimtab.control.opening import join, meet
 from trimtab.control.sockets import parse_address, show_address
+from trimtab.signals import ended_by_signal
 from trimtab.watch import view
 from trimtab.watch.evidence import Evidence
 from trimtab.watch.source import ChannelSource, Source
@@ -76,7 +75,7 @@ def watch(
     """Watch until the job is over; was anything found? Raises ValueError, in one line, where it cannot be watched."""
     directory = Path(options.target)
     with ExitStack() as stack:
-        stack.enter_context(_ended_by_signal())
+        stack.enter_context(ended_by_signal())
         endpoint = stack.enter_context(_connect(options.target, directory, config, environment))
         source = ChannelSource(endpoint)
         scraped = _serve(address_of(options.prometheus), stack, talk) if options.prometheus else None
@@ -96,19 +95,6 @@ def _serve(address: tuple[str, int], stack: ExitStack, talk: Callable[[str], Non
     stack.callback(scraped.close)
     talk(f"metrics: http://{show_address(*scraped.address)}/metrics")
     return scraped
-
-
-@contextlib.contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """A batch system ends programs by SIGTERM; they are to leave nothing behind then, either."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

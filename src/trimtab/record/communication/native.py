@@ -24,14 +24,14 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
 
 from trimtab.record.communication.pending import Issue, Pending
+from trimtab.record.compiled import building, find_compiler, only_ours
 
 _LOG = logging.getLogger("trimtab")
 _SOURCE: Final = Path(__file__).with_name("native.cpp")
@@ -82,21 +82,10 @@ class Native(Protocol):
         ...
 
 
-def cache_directory(environment: Mapping[str, str]) -> Path | None:
-    """Where compiled modules are kept; None where the user has no home."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    if base.startswith("/"):
-        return Path(base) / "trimtab"
-    try:
-        return Path.home() / ".cache" / "trimtab"
-    except RuntimeError:
-        return None
-
-
 def load(cache: Path | None) -> Native | None:
     """The module for this environment, if it has been built."""
     path = _path(cache)
-    if path is None or not path.is_file() or not _only_ours(path):
+    if path is None or not path.is_file() or not only_ours(path):
         return None
     try:
         loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(path))
@@ -115,13 +104,13 @@ def build(cache: Path, started: Callable[[subprocess.Popen[bytes]], None] = lamb
 
     ``started`` is given each process. Raises nothing.
     """
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    compiler = find_compiler(os.environ)
     path = _path(cache)
     if compiler is None or path is None or not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
         return False
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(path) as alone:
+        with building(path, _BUILD_SECONDS) as alone:
             return alone and _compile(compiler, path, started)
     except OSError as error:
         _LOG.debug("trimtab: the interception cannot be compiled (%s)", error)
@@ -168,33 +157,6 @@ def _path(cache: Path | None) -> Path | None:
     ]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return cache / f"{_MODULE}-{name}.so"
-
-
-def _only_ours(path: Path) -> bool:
-    """Nobody else (but root) can have put it there."""
-    for place in (path, path.parent):
-        found = place.stat()
-        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
-            return False
-    return True
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Only one process of those that share the cache builds; what one left behind that was killed is forgotten."""
-    lock = path.with_suffix(".building")
-    with contextlib.suppress(OSError):
-        if time.time() - lock.stat().st_mtime > 2 * _BUILD_SECONDS:
-            lock.unlink()
-    try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        yield False
-        return
-    try:
-        yield not path.exists()
-    finally:
-        lock.unlink(missing_ok=True)
 
 
 def _compile(compiler: str, path: Path, started: Callable[[subprocess.Popen[bytes]], None]) -> bool:

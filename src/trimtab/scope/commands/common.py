@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 import sys
-import threading
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 from trimtab.output import STDOUT, talk
+from trimtab.signals import ended_by_signal
 
 if TYPE_CHECKING:
     from trimtab.scope.collector.collector import Collector
@@ -63,19 +62,6 @@ def _await_ranks(scope: Collector, run_directory: Path, wait: float) -> None:
     if ranks.missing:
         shown = ", ".join(map(str, ranks.missing[:16]))
         talk(f"trimtab: {len(ranks.missing)} of {ranks.world_size} ranks have not answered: {shown}")
-
-
-@contextlib.contextmanager
-def ended_by_signal() -> Generator[None, None, None]:
-    """A batch system ends programs by SIGTERM; they are to leave nothing behind then, either."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def wants_json(json: str | None) -> bool:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trimtab.output import STDOUT, talk, write_text
-from trimtab.scope.commands.common import ended_by_signal, finite, say
+from trimtab.scope.commands.common import finite, say
+from trimtab.signals import ended_by_signal
 
 if TYPE_CHECKING:
     from trimtab.scope.generate.result import Result

@@ -17,15 +17,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from trimtab.record.communication.native import cache_directory
+from trimtab.record.compiled import building, cache_directory, find_compiler, only_ours
 from trimtab.scope.device.eager import Measured
 from trimtab.scope.device.layout import MOST_DIMENSIONS, collapse
 from trimtab.scope.vector import BINS, FIELDS
@@ -85,7 +83,7 @@ class Kernel:
 def load() -> Kernel | None:
     """The kernel, if it has been built for this processor. Costs a look at a file."""
     path = _path()
-    if path is None or not path.is_file() or not _trusted(path):
+    if path is None or not path.is_file() or not only_ours(path):
         return None
     return _loaded(path)
 
@@ -93,13 +91,13 @@ def load() -> Kernel | None:
 def build() -> bool:
     """Compile it, unless another process does or has done. Takes a second; raises nothing."""
     path = _path()
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    compiler = find_compiler(os.environ)
     if path is None or compiler is None:
         return False
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(path) as alone:
-            return path.exists() or (alone and _compile(compiler, path))
+        with building(path, _BUILD_SECONDS) as alone:
+            return _compile(compiler, path) if alone else path.exists()
     except OSError as error:
         _LOG.debug("trimtab: the statistics kernel cannot be compiled (%s)", error)
         return False
@@ -136,33 +134,6 @@ def _processor() -> str:
             if line.startswith(("flags", "Features")):
                 return line
     return platform.processor()
-
-
-def _trusted(path: Path) -> bool:
-    """Nobody else (but root) can have put it there."""
-    for place in (path, path.parent):
-        found = place.stat()
-        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
-            return False
-    return True
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Only one process of those that share the cache builds; what one left behind that was killed is forgotten."""
-    lock = path.with_suffix(".building")
-    with contextlib.suppress(OSError):
-        if time.time() - lock.stat().st_mtime > 2 * _BUILD_SECONDS:
-            lock.unlink()
-    try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.unlink(missing_ok=True)
 
 
 def _compile(compiler: str, path: Path) -> bool:

@@ -16,6 +16,11 @@ PASSES: Final = (".clean", ".disturbed")
 """Endings of the subscriptions under which the two passes of a paired run send: the job runs these steps once more."""
 
 
+_MOST_ROWS: Final = 2_000_000
+"""That are held to be sorted: 250 MB."""
+_RANK_BITS: Final = 32
+
+
 class Series(NamedTuple):
     """One tap over time: a row for each (step, microbatch), in order."""
 
@@ -88,7 +93,31 @@ def series(
         lowest[shard] = min(lowest[shard], rank) if shard in lowest else rank
     counts = np.array([lowest.get(shard, -1) for shard in stream_shard], np.int64)
     found = recording.vectors(tap, first, last, what=what, ranks=ranks, subscription=subscription)
-    return combine([combine([_once(vectors, counts, microbatches=microbatches)]) for vectors in found])
+    return _in_order(_once(vectors, counts, microbatches=microbatches) for vectors in found)
+
+
+def _in_order(parts: Iterable[tuple[Series, NDArray[np.int64]]]) -> Series:
+    """All rows merged, those of one moment in the order of their ranks: in which they came and were written must not
+    show in the last digits, or two recordings of the same would differ. Beyond so many rows it may."""
+    merged: list[Series] = []
+    waiting: list[tuple[Series, NDArray[np.int64]]] = []
+    rows = 0
+    for part in parts:
+        waiting.append(part)
+        rows += len(part[0].step)
+        if rows > _MOST_ROWS:
+            merged.append(_merged(waiting))
+            waiting, rows = [], 0
+    return combine([*merged, _merged(waiting)]) if merged else _merged(waiting)
+
+
+def _merged(parts: Sequence[tuple[Series, NDArray[np.int64]]]) -> Series:
+    if not parts:
+        return combine([])
+    whole, order = _joined([part for part, _ in parts]), np.concatenate([order for _, order in parts])
+    rows = np.lexsort((order, whole.microbatch, whole.step))
+    step, microbatch, vector, shift, count = whole
+    return combine([Series(step[rows], microbatch[rows], vector[rows], shift[rows], count[rows])])
 
 
 def _numbers(
@@ -167,10 +196,11 @@ def _about_one(
     return moved, to
 
 
-def _once(vectors: Vectors, counts: NDArray[np.int64], *, microbatches: bool) -> Series:
-    """Without the other replicas."""
+def _once(vectors: Vectors, counts: NDArray[np.int64], *, microbatches: bool) -> tuple[Series, NDArray[np.int64]]:
+    """Without the other replicas; and by what rows of one moment are sorted."""
     chosen = vectors.rank == counts[vectors.stream]
     rows = slice(None) if chosen.all() else chosen
-    step = vectors.step[rows]
-    microbatch = vectors.microbatch[rows].astype(np.int64) if microbatches else np.zeros(len(step), np.int64)
-    return Series(step, microbatch, vectors.vector[rows], vectors.shift[rows], np.ones(len(step), np.int64))
+    step, own = vectors.step[rows], vectors.microbatch[rows].astype(np.int64)
+    order = (vectors.rank[rows].astype(np.int64) << _RANK_BITS) + own
+    microbatch = own if microbatches else np.zeros(len(step), np.int64)
+    return Series(step, microbatch, vectors.vector[rows], vectors.shift[rows], np.ones(len(step), np.int64)), order

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from trimtab.scope.server.service import Service
 from trimtab.scope.server.sockets import CuttableWebSocket, listen
 from trimtab.scope.server.tokens import LINK_HOURS, Tokens
 from trimtab.scope.server.watching import Watching
+from trimtab.signals import ended_by_signal
 
 _GRACE_SECONDS: Final = 2
 _MOST_HOURS: Final = 24 * 366
@@ -65,7 +65,7 @@ def serve(options: Options, control: ControlConfig, environment: Mapping[str, st
     with ExitStack() as stack:
         runs = Runs(options.directories, live=options.directories[0] if options.live else None)
         listener = stack.enter_context(contextlib.closing(listen(options.bind)))
-        stack.enter_context(_ended_by_signal())
+        stack.enter_context(ended_by_signal())
         scope = _scope(options, control, environment, talk, stack)
         door = _Door(options, listener, scope is not None, talk)
         service = Service(
@@ -177,16 +177,3 @@ def _follow_parent(server: uvicorn.Server) -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
     server.should_exit = True
-
-
-@contextlib.contextmanager
-def _ended_by_signal() -> Generator[None]:
-    """SIGTERM is to leave nothing behind, as Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
