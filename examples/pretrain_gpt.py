@@ -2,9 +2,12 @@
 
     torchrun --nproc-per-node 8 examples/pretrain_gpt.py --tp 2 --pp 2 --steps 100
 
-One rank a GPU over NCCL, or the CPU over gloo where there is none. The default text is the source code of the
-Python standard library. The same seed gives the same model and the same data in every parallel layout, so losses
-can be compared between layouts.
+One rank a GPU over NCCL. Where there is none, on the CPU over gloo, under trimtab, as stock Megatron-Core calls CUDA:
+
+    torchrun --nproc-per-node 2 -m trimtab run --set engine.cpu_shim=true examples/pretrain_gpt.py --tp 2
+
+The default text is the source code of the Python standard library. The same seed gives the same model and the same
+data in every parallel layout, so losses can be compared between layouts.
 """
 
 from __future__ import annotations

@@ -121,7 +121,11 @@ def _usage(error: Exception) -> str:
     context: Any = getattr(error, "ctx", None)
     if context is None or context.parent is None:
         return message
-    return f"{message} (see trimtab {context.info_name} --help)"
+    names: list[str] = []
+    while context.parent is not None:
+        names.insert(0, context.info_name)
+        context = context.parent
+    return f"{message} (see trimtab {' '.join(names)} --help)"
 
 
 def _fail(message: str) -> NoReturn:

@@ -17,15 +17,17 @@ from trimtab.control.messages import to_json
 from trimtab.control.opening import join
 from trimtab.control.rendezvous import RENDEZVOUS_FILE
 from trimtab.scope.collector.audit import read_audit
+from trimtab.scope.collector.claims import MOST_CLAIMS, ORPHANED_SECONDS, Own
 from trimtab.scope.collector.connection import Seat, scope_folder
 from trimtab.scope.collector.director import Director
 from trimtab.scope.collector.doing import Desk
 from trimtab.scope.collector.interface import Notice, Received
 from trimtab.scope.collector.opening import open_scope
 from trimtab.scope.collector.ranks import GONE_SECONDS, SILENT_SECONDS, Beat, Ranks
+from trimtab.scope.commands.listing import _wish
 from trimtab.scope.frame import encode
 from trimtab.scope.messages import DO, FRAME, rank_endpoint
-from trimtab.scope.names import Tap
+from trimtab.scope.names import Tap, is_stored
 from trimtab.scope.perturbation import Perturbation
 from trimtab.scope.recording.reader import open_recording
 from trimtab.scope.subscription import MOST_SUBSCRIPTIONS, Subscription, When
@@ -224,12 +226,16 @@ def test_a_second_process_is_a_client_of_the_first_and_takes_its_place(job):
             flip = Perturbation("layers.0.output", "zero", 1000, 1001)
             assert second.preview(flip)["ranks"] == [0, 1]
             assert second.perturb(flip) in second.status()["perturbations"]
+            left = first.subscribe(Subscription("layers.1.output"))
+            job.train(100)
             first.close()
             job.close()  # the hub went with the first; ranks come to the next one
             wait(lambda: second.leads and second.ranks.state == "waiting", "it takes the first one's place")
             job.join(second)
             status = second.status()
-            assert status["subscriptions"][name]["adopted"]
+            mine, other = status["subscriptions"][name], status["subscriptions"][left]
+            assert (mine["adopted"], mine["orphaned"], mine["state"]) == (True, False, "active")
+            assert other["orphaned"], "who asked for it is gone"
             second.unsubscribe(name)
             job.train(100)
             assert name not in job.ranks[0].active
@@ -388,6 +394,77 @@ def test_what_has_ended_by_itself_is_known_to_have():
     for rank in range(2):
         director.noticed(Notice("paired", rank=rank, details={"pair": pair}))
     assert director.wishes("pair")[pair]["ended"]
+
+
+def test_of_what_passed_by_only_some_is_remembered_and_what_is_stored_can_be_put_back():
+    ranks = [FakeRank(rank, 2) for rank in range(2)]
+    director = director_of(ranks, [])
+    director.adopt(0, {"revertible": ["p-stored"]})
+    names = []
+    for _ in range(70):
+        names.append(director.perturb(Perturbation("layers.0.output", "zero")))
+        for rank in range(2):
+            director.noticed(Notice("expired", rank=rank, perturbation=names[-1]))
+    known = director.wishes("perturbation")
+    assert list(known) == ["p-stored", *names[-64:]]
+    assert known["p-stored"]["stored"]
+    passed = known[names[-1]]
+    assert (passed["state"], passed["stored"]) == ("ended", False)
+    assert _wish(known["p-stored"]).startswith("ranks 0; over; can be reverted")
+    assert _wish(passed) == f"zero of layers.0.output; from step {passed['step']}, ranks 0-1; over"
+    assert [is_stored(name) for name in ("parameters.x", "optimizer.x.master", "layers.0.output")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_what_nobody_claims_is_an_orphan():
+    now, told = [0.0], []
+    clock = lambda: now[0]  # noqa: E731
+    ranks = [FakeRank(rank, 2) for rank in range(2)]
+    known = Ranks()
+    for rank in ranks:
+        known.hear(Beat.from_dict(rank.beat()), 0.0)
+    director = Director(
+        lambda: known,
+        lambda rank, subject, body: future_of(lambda: ranks[rank].answer(subject, body)),
+        lambda _: None,
+        clock,
+    )
+    name = director.subscribe(Subscription("layers.0.output"))
+    own = Own(lambda names: (told.append(names), director.claims.take(names))[0], clock)
+    own.add(name)
+    own.turn()
+    now[0] = ORPHANED_SECONDS - 0.5
+    own.turn()
+    assert told == [[name]] * 2
+    now[0] = ORPHANED_SECONDS + 1
+    said = director.wishes("subscription")[name]
+    assert (said["state"], said["orphaned"]) == ("active", False)
+    assert _wish(said).endswith("; active")
+    own.remove(name)
+    now[0] = 2 * ORPHANED_SECONDS
+    own.turn()
+    assert len(told) == 2
+    director.heard(Beat.from_dict(ranks[1].beat(subscriptions={name: "budget"})))
+    said = director.wishes("subscription")[name]
+    assert (said["state"], said["orphaned"]) == ("paused", True)
+    assert _wish(said).endswith("orphaned: whoever asked for it is gone; paused, as it is over the budget, on rank 1")
+    director.claims.take([name])
+    assert not director.wishes("subscription")[name]["orphaned"]
+
+
+def test_own_tells_another_collector_at_once_and_of_the_newest_only():
+    told = []
+    own = Own(told.append, lambda: 0.0)
+    for number in range(MOST_CLAIMS + 2):
+        own.add(f"s-{number}")
+    own.turn()
+    own.turn()
+    assert len(told) == 1
+    own.turn(anew=True)
+    assert (len(told), len(told[1]), told[1][0]) == (2, MOST_CLAIMS, "s-2")
 
 
 def test_attention_under_context_parallelism_is_for_all_ranks_or_none():

@@ -9,12 +9,14 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from scope_job import FakeRank, connected, wait
 
 from trimtab import cli
 from trimtab.control.rendezvous import RENDEZVOUS_FILE
-from trimtab.scope.commands import pictures
+from trimtab.scope.collector.ending import has_ended
+from trimtab.scope.commands import common, pictures
 from trimtab.scope.commands.common import number, ranges, table
 from trimtab.scope.frame import Frame, encode, split
 from trimtab.scope.recording.recorder import Chunks
@@ -137,7 +139,7 @@ def test_perturb_status_expire_and_audit(command, job, trainer):
     flip = ("--tap", "layers.1.output", "--kind", "bit-flip", "--bits", "14,sign", "--for", 3)
     code, out, _ = command("perturb", job, *flip, "--dry-run")
     assert code == 0
-    assert "rank 0: 1 elements of layers.1.output (float32)" in out
+    assert "rank 0: 1 element of layers.1.output (float32)" in out
     code, out, _ = command("perturb", job, *flip, "--json", "-")
     agreed = json.loads(out)
     assert (agreed["event"], agreed["ranks"], agreed["parameters"]["bits"]) == ("agreed", [0, 1], [14, "sign"])
@@ -167,6 +169,14 @@ def test_perturb_status_expire_and_audit(command, job, trainer):
         (("perturb", "RUN", "--tap", "layers.3.output", "--kind", "zero", "--steps", "1-2"), "step 1 is over or too"),
         (("perturb", "RUN", "--tap", "x", "--kind", "zero", "--dry-run"), "no tap matches 'x'"),
         (("attention", "RUN", "--layer", "7"), "no tap matches"),
+        (
+            ("stream", "RUN", "--tap", "layers.3.output", "--what", "attention"),
+            "layers.3.output has no attention map; --what statistics, .* can be had of it",
+        ),
+        (
+            ("paired", "RUN", "--tap", "layers.1.output", "--kind", "zero", "--compare", "no", "--longest", 3),
+            "no tap matches 'no'",
+        ),
         (("unknown", "RUN"), "No such command"),
     ],
 )
@@ -187,11 +197,14 @@ def test_what_a_job_refuses_is_one_line(command, job, arguments, says):
         (("stream", "RUN", "--tap", "x", "--what", "tilez"), "--what is to be one of .*; tiles\\?"),
         (("stream", "RUN", "--tap", "x", "--grid", "8"), "--grid '8'"),
         (("stream", "RUN", "--tap", "x", "--npz", "/nowhere/x.npz"), "there is no directory /nowhere"),
-        (("stream", "RUN"), "Missing option '--tap'"),
+        (("stream", "RUN"), r"Missing option '--tap' \(see trimtab scope stream --help\)"),
         (("perturb", "RUN", "--tap", "x", "--kind", "flip"), "--kind is to be one of .*; bit-flip\\?"),
         (("perturb", "RUN", "--tap", "x", "--kind", "zero", "--steps", "5-"), "give its last step, too"),
         (("perturb", "RUN", "--tap", "x", "--kind", "gaussian"), "std"),
         (("perturb", "RUN", "--tap", "x", "--kind", "zero", "--for", "0"), "--for 0: at least 1 step"),
+        (("stream", "RUN", "--tap", "x", "--for", "0"), "--for 0: at least 1 step"),
+        (("attention", "RUN", "--layer", "0", "--for", "-1"), "--for -1: at least 1 step"),
+        (("probe", "RUN", "--ids", "1", "--for", "0"), "--for 0: at least 1 run"),
         (("paired", "RUN", "--tap", "x", "--kind", "zero", "--at", "9"), "step 9 is not one of the pair's"),
         (("show", "RUN"), "nothing is recorded there"),
         (("show", "NO"), "no such directory"),
@@ -207,11 +220,80 @@ def test_without_a_job(command, tmp_path, arguments, says):
     assert all(line.startswith(("trimtab: ", "waiting")) for line in err.splitlines())
 
 
+def failing(rank: FakeRank, why: str) -> None:
+    """It measures nothing, and says why."""
+    apply = rank._apply
+
+    def applied(change):
+        apply(change)
+        if change["kind"] == "subscribe":
+            rank.notice("error", subscription=change["body"]["id"], text=why, step=rank.step)
+
+    rank._apply = applied
+    rank._frames = list
+
+
+@pytest.mark.parametrize("more", [(), ("--for", "2")])
+def test_what_fails_on_all_ranks_ends_the_command(command, job, trainer, more):
+    for rank in trainer.ranks:
+        failing(rank, "entry 9 of the batch is not there, it has 2")
+    code, out, err = command("stream", job, "--tap", "layers.1.output", *more)
+    assert (code, out) == (2, "")
+    agreed, last = err.splitlines()
+    name = agreed.partition(":")[0]
+    assert last == f"trimtab: {name}: entry 9 of the batch is not there, it has 2"
+    wait(lambda: not any(rank.active or rank.due for rank in trainer.ranks), "the subscription is ended on the ranks")
+
+
+def test_what_fails_on_one_rank_is_said_and_the_others_go_on(command, job, trainer):
+    failing(trainer.ranks[0], "no memory")
+    code, out, err = command("stream", job, "--tap", "layers.1.output", "--for", "1", "--json", "-")
+    assert code == 0, err
+    assert len(lines_of(out)) == 1
+    assert err.splitlines()[-1] == "trimtab: rank 0: no memory"
+
+
+def test_what_never_comes_is_said(command, job, trainer, monkeypatch):
+    from trimtab.scope.commands import waiting
+
+    monkeypatch.setattr(waiting, "FEWEST_SECONDS", 0.1)
+    for rank in trainer.ranks:
+        rank._frames = list
+    code, out, err = command("stream", job, "--tap", "layers.1.output", "--what", "rows", "--rows", "90", "--for", "1")
+    assert (code, out) == (2, "")
+    assert re.search(r"trimtab: s-\w+: steps \d+-\d+ were due, and nothing came of rows of layers.1.output", err), err
+    assert err.endswith("; is there no such row?\n")
+
+
+def test_a_job_that_has_ended_is_not_waited_for(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "_PATIENCE_SECONDS", 0.1)
+    schema = pa.schema({"step": pa.int32()})
+    path = tmp_path / "rank00000-a0-000.trimtab.arrow"
+
+    def record(said: dict) -> None:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            for batch in ({"dropped": 1}, said):
+                metadata = pa.KeyValueMetadata({"trimtab": json.dumps(batch)})
+                writer.write_batch(pa.record_batch([pa.array([1], pa.int32())], schema), custom_metadata=metadata)
+
+    record({"closed": True})
+    assert has_ended(tmp_path)
+    code, _, err = command("status", tmp_path, "--wait", 5)
+    assert (code, err) == (2, f"trimtab: {tmp_path}: {common._ENDED}\n")
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:-8], whole[: len(whole) // 2] + whole[-8:], b"\xff\xff\xff\xff\0\0\0\0"):
+        path.write_bytes(damaged)
+        assert not has_ended(tmp_path)
+    record({})  # this file is full, and the job goes on in another one
+    assert not has_ended(tmp_path)
+    assert not has_ended(tmp_path / "nowhere")
+
+
 def test_nothing_is_left_when_a_stream_is_interrupted(command, job, trainer, monkeypatch):
-    from trimtab.scope.commands import streaming
+    from trimtab.scope.commands import waiting
 
     before = set(threading.enumerate())
-    monkeypatch.setattr(streaming._Steps, "over", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(waiting.Enough, "over", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     npz = job / "kept.npz"
     code, _, err = command("stream", job, "--tap", "layers.0.output", "--npz", npz)
     assert code == 130
@@ -238,6 +320,25 @@ def test_two_recordings_are_compared(command, tmp_path):
     assert code == 0, err
     result = json.loads(out)
     assert (result["parts_at"]["step"], result["measure"]) == (4, "statistics")
+
+
+def test_a_recording_that_was_cut_is_shown_and_it_is_said(command, tmp_path):
+    (tmp_path / "scope").mkdir()
+    chunks = Chunks(tmp_path / "scope", "20260101-000000-aaaa", "", 1 << 30)
+    arrays = {"vector": vector_of(np.arange(1.0, 5.0))}
+    chunks.frame(split(encode(Frame("parameters.w", "statistics", "s-1", 3, -1, 0, arrays=arrays)))[0])
+    chunks.close()
+    code, out, err = command("show", tmp_path, "--tap", "parameters.w")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[2].split()[:2] == ["3", "-"]  # as stream has it: of no microbatch
+    (path,) = (tmp_path / "scope").iterdir()
+    with path.open("ab") as file:
+        file.write(path.read_bytes()[-100:][:20])
+    code, _, err = command("show", tmp_path)
+    assert (code, err.count("\n")) == (0, 1)
+    path.write_bytes(path.read_bytes()[:-60])
+    code, _, err = command("show", tmp_path)
+    assert (code, err) == (0, f"trimtab: {path}: ends in the middle of a record: its writer has died, or is at it\n")
 
 
 def test_nothing_of_a_file_reaches_the_terminal_as_it_is(command, tmp_path):

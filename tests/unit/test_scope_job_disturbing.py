@@ -75,6 +75,19 @@ def test_perturbations_come_first_and_samples_see_what_goes_on() -> None:
     assert list(rank.board.disturbing.ended) == ["p2"]
 
 
+def test_what_is_disturbed_has_been_seen() -> None:
+    point, _ = two_points()
+    rank = make_rank([point])
+    registry = rank.board.registry
+    before = registry.shown
+    rank.change("c1", "perturb", {"id": "p1"}, Moment(0), _Disturbance("p1", 1.0, 1))
+    rank.board.step_begin(0)
+    point.deliver(ONE, Moment(0))
+    (tap,) = registry.taps()
+    assert (tap.shape, tap.dtype) == ((2, 3), "float32")
+    assert registry.shown > before  # so that collectors ask again
+
+
 def test_a_perturbation_that_fails_ends_and_the_tensor_goes_on() -> None:
     point, _ = two_points()
     rank = make_rank([point])

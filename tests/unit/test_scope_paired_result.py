@@ -95,6 +95,12 @@ def test_a_result_in_words() -> None:
     assert "1.5 -> 1.75 (+2.500e-01)" in result.text()
     assert "1 -> nan" in result.text()
     assert lines[-1] == "nothing was heard of rank(s) 2"
+    long = "layers.17.attention.probabilities.of.some.head"
+    wide = merge(
+        [part(0, [*rows({(11, "layers.1.output"): 0.5}), part_row(long, 11, (), 0, Tally(0.0, 1.0, 0.0, 1.0))])]
+    )
+    table = wide.text().splitlines()[2:]
+    assert len({len(line) for line in table}) == 1
     assert [one.difference for one in result.loss] == [0.0, 0.25]
 
 

@@ -349,6 +349,9 @@ def test_indices_are_found_where_they_lie(data: st.DataObject) -> None:
 def test_what_a_tensor_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="no dimension of heads"):
         disturb(perturbation("zero", {"heads": [1]}), TAP, tensor(), AT)
+    with pytest.raises(ValueError, match="channel 12 is not there: it has 12, counted from 0"):
+        disturb(perturbation("zero", {"channels": [12]}), TAP, tensor(), AT)
+    assert disturb(perturbation("zero", {"tokens": [99]}), TAP, tensor(), AT).tensor.equal(tensor())
     with pytest.raises(ValueError, match="float32 has 0 to 31"):
         disturb(perturbation("bit-flip", bits=[40]), TAP, tensor(), AT)
     with pytest.raises(ValueError, match="int64: gaussian is for floating-point numbers"):

@@ -113,6 +113,28 @@ def test_flips_in_storage_are_put_back_bit_for_bit(tmp_path: Path) -> None:
     assert made.revert()["restored"] == 0
 
 
+def test_why_there_is_nothing_to_put_back(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    halved = Tap(NAME, "parameter", ("out/tp", "in"), (6, 4), "bfloat16", (("tp", 0, 2),), layer=3)
+    job.state[NAME] = State(halved, stored(job))
+    elsewhere = {"part": {"indices": [40]}}
+    for pattern, parameters, steps, words in (
+        ("layers.3.output", {}, (5,), "there is nothing to put back here: only what is stored can be"),
+        (NAME, elsewhere, (5,), "none of its elements are on this rank"),
+        (NAME, elsewhere, (4,), "nothing has been disturbed yet"),
+        (NAME, {"revert": True}, (5, 6), "everything has been put back already"),
+    ):
+        made = begun(job, said(pattern, "zero", parameters=parameters), *steps)
+        assert made.revert() == {"restored": 0, "text": words}
+
+
+def test_a_rank_without_the_elements_says_so(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    made = begun(job, said("layers.3.output", "mask", parameters={"part": {"indices": [99]}}), 5)
+    made.receivers()["layers.3.output"](torch.ones(2, 1, 2), Moment(5, 0))
+    assert job.said[-1][1].endswith("; none of its elements are on this rank")
+
+
 @pytest.mark.parametrize("kind", ["gaussian", "zero", "scale", "stuck"])
 def test_other_kinds_in_storage_are_put_back_from_what_was_kept(tmp_path: Path, kind: str) -> None:
     job = job_of(tmp_path)

@@ -110,7 +110,10 @@ def test_json_both_ways(kind: str) -> None:
         ({"pattern": "a", "kind": "zero", "parameters": {"part": {"heads": []}}}, "empty list"),
         ({"pattern": "a", "kind": "zero", "parameters": {"part": {"fraction": 1.5}}}, "from 0 to 1"),
         ({"pattern": "a", "kind": "uniform", "parameters": {"low": 2, "high": 1}}, "high (1) is below low (2)"),
-        ({"pattern": "a", "kind": "gaussian", "parameters": {"std": float("inf")}}, "std is to be"),
+        (
+            {"pattern": "a", "kind": "gaussian", "parameters": {"std": float("nan")}},
+            "std is to be a finite number from 0 on, not nan",
+        ),
         ({"pattern": "a", "kind": "bit-flip", "parameters": {"bits": ["exponents"]}}, "'exponents' is none"),
         ({"pattern": "a", "kind": "bit-flip", "parameters": {"bits": [3, 3]}}, "said twice"),
         ({"pattern": "a", "kind": "bit-flip", "parameters": {"bits": [True]}}, "bits: True is none"),
@@ -142,9 +145,27 @@ def test_problems_with_what_there_is_to_disturb() -> None:
     assert said("delay", "collectives.x.all_reduce").problems(TAPS) == []  # not known before it happens
 
 
+def test_elements_and_heads_that_are_not_there_are_refused_where_the_size_is_known() -> None:
+    def problems(pattern: str, *taps: Tap, **part: list[int]) -> list[str]:
+        return said("zero", pattern, parameters={"part": part}).problems(taps or TAPS)
+
+    q = "layers.3.attention.q"
+    assert problems(q, heads=[7]) == []
+    assert problems(q, heads=[0, 8]) == [f"{q}: head 8 is not there: it has 8, counted from 0"]
+    assert problems(q, indices=[2 * 128 * 2 * 4 * 16 - 1]) == []  # of the two ranks together
+    assert "element 32768 is not there" in problems(q, indices=[32768])[0]
+    unseen = Tap("logits", "activation", ("s", "b", "v"))
+    assert problems("logits", unseen, indices=[99_999_999]) == []
+    uneven = Tap("parameters.w", "parameter", ("out", "in"), (1, 4), "float32", (("fsdp", 3, 4),))
+    assert problems("parameters.w", uneven, indices=[30]) == []  # the others may hold more rows than this rank
+
+
 def test_a_preview_says_what_would_be_touched() -> None:
     (one,) = preview(said("bit-flip", parameters={"bits": [14], "part": {"elements": 3}}), TAPS)
     assert (one.tap, one.elements, one.note) == ("layers.3.mlp.output", 3, "bit 14 is exponent[7] of bfloat16")
+    for indices, elements in (([5, 99_999_999], 1), ([99_999_999], 0)):
+        (some,) = preview(said(parameters={"part": {"indices": indices}}), TAPS)
+        assert some.elements == elements
     (heads,) = preview(
         said("zero", "layers.*.attention.q", parameters={"part": {"heads": [0, 5], "tokens": [1, 2]}}), TAPS
     )

@@ -122,6 +122,7 @@ def test_a_crash_loses_the_last_record_only(folder):
         recording = open_recording(path)
         found = list(recording.frames())
         assert not recording.warnings
+        assert recording.cut == ([path] if len(found) < len(frames) else [])  # the last bytes may only fill up
         counts.add(len(found))
         assert all(itertools.starmap(same, zip(found, frames, strict=False)))
     assert max(counts) < len(frames)
@@ -341,7 +342,7 @@ def test_newer_versions_and_other_files_are_refused_in_one_line(folder):
         with pytest.raises(ValueError, match=says):
             open_recording(newer)
     newer.write_bytes(b"")  # has just been made
-    with pytest.raises(ValueError, match="no file of this recording"):
+    with pytest.raises(ValueError, match=f"^{newer} is empty$"):
         open_recording(newer)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 from scope_job import CONFIG, FakeRank, connected, values_of, wait
-from scope_server_parts import Site, site
+from scope_server_parts import Clock, Site, site
 from starlette.testclient import WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 
@@ -24,6 +26,10 @@ from trimtab.scope.server.background import tidy
 from trimtab.scope.server.client import Client, Filter
 from trimtab.scope.server.hub import Hub
 from trimtab.scope.server.limits import Limits, Rate
+from trimtab.scope.server.runs import Runs
+from trimtab.scope.server.service import Service
+from trimtab.scope.server.tokens import Session
+from trimtab.scope.subscription import Subscription
 from trimtab.scope.vector import derive, vector_of
 
 LIVE = "ws://127.0.0.1:8000/api/v1/live"
@@ -248,6 +254,7 @@ def test_frames_that_were_asked_for_come_over_the_socket_and_are_recorded(job: J
         query = {"tap": "layers.0.mlp.hidden", "statistic": "mean"}
         return door.client.get("/api/v1/runs/live/grid", params=query, headers=door.headers).json()
 
+    wait(lambda: [cell.get("step", last) for cell in grid().get("ranks", ())] == [last] * 2, "both are recorded")
     wait(lambda: grid().get("step") == last, "the last step is recorded")
     cells = grid()["ranks"]
     assert [cell["coordinates"] for cell in cells] == [{"tp": 0, "pp": 0}, {"tp": 1, "pp": 0}]
@@ -286,6 +293,86 @@ def test_subscriptions_are_limited_and_end_with_their_session(job: Job) -> None:
         ):
             assert limited.post("/subscriptions", body).status_code == status
         assert limited.post("/subscriptions/s-99", method="DELETE").status_code == 409
+
+
+def test_a_server_that_ends_takes_with_it_what_was_not_to_be_kept(job: Job) -> None:
+    service = job.door.service
+    with site(service.runs.directories()[0], scope=service.job()) as other:
+        body = {"pattern": "layers.0.output"}
+        gone, kept = (other.post("/subscriptions", {**body, "keep": keep}).json()["id"] for keep in (False, True))
+        job.train(400)
+        assert {gone, kept} <= set(job.ranks[0].active)
+        other.service.close()
+        wait(lambda: job.ranks[0].due, "it is told")
+        job.train(400)
+        assert gone not in job.ranks[0].active
+        assert kept in job.ranks[0].active
+        service.job().unsubscribe(kept)
+        job.train(400)
+
+
+class NewCollector:
+    """One that has not heard of all ranks yet."""
+
+    settled = False
+
+    def status(self) -> dict[str, Any]:
+        return {"state": "live", "subscriptions": {}, "settled": self.settled}
+
+    def subscribe(self, subscription: Subscription) -> str:
+        del subscription
+        return "s-1"
+
+    def unsubscribe(self, subscription: str) -> None:
+        raise AssertionError(f"{subscription} is not to be ended yet")
+
+    def listen(self, callback: Any) -> Any:
+        del callback
+        return lambda: None
+
+
+def test_a_new_collector_that_does_not_know_a_subscription_yet_makes_nobody_forget_it(tmp_path: Path) -> None:
+    scope = NewCollector()
+    service = Service(Runs((tmp_path,), live=tmp_path), cast("Any", scope))
+    name = service.subscribe(Session("session-1", 0.0), Subscription("layers.0.output"), keep=False)
+    service.refresh()
+    assert service.wish(name) is not None
+    scope.settled = True
+    service.refresh()
+    assert service.wish(name) is None
+    service.close()  # and so it has nothing to end
+
+
+def test_a_session_is_gone_a_minute_after_its_last_sign_of_life(tmp_path: Path) -> None:
+    clock = Clock()
+    service = Service(Runs((tmp_path,), live=tmp_path), cast("Any", NewCollector()), clock=clock)
+    session = Session("session-1", 0.0)
+    service.opened(session)
+    name = service.subscribe(session, Subscription("layers.0.output"), keep=False)
+    clock.now += 600
+    assert service.abandoned() == [], "its WebSocket is open"
+    service.closed(session)
+    clock.now += 59
+    assert service.abandoned() == []
+    service.seen(session)
+    clock.now += 59
+    assert service.abandoned() == [], "it has asked for something since"
+    clock.now += 1
+    assert service.abandoned() == [name]
+
+
+def test_ranks_that_do_not_answer_hold_the_end_of_a_server_up_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = threading.Event()
+    scope = NewCollector()
+    monkeypatch.setattr(scope, "unsubscribe", lambda _name: hangs.wait(20))
+    service = Service(Runs((tmp_path,), live=tmp_path), cast("Any", scope))
+    service.subscribe(Session("session-1", 0.0), Subscription("layers.0.output"), keep=False)
+    before = time.monotonic()
+    service.close(0.05)
+    assert time.monotonic() - before < 5
+    hangs.set()
 
 
 def test_a_perturbation_is_previewed_begun_listed_and_put_back(job: Job) -> None:

@@ -131,6 +131,7 @@ def test_autocast_of_the_job_does_not_reach_the_products() -> None:
 REFUSED: list[tuple[Subscription, Tap, str]] = [
     (Subscription("**", "attention"), HIDDEN, "cannot be measured of a tensor"),
     (Subscription("**", "statistics", heads=(1,)), HIDDEN, "no heads to choose from"),
+    (Subscription("**", "statistics", heads=(0, 16)), QUERY, "head 16 is not there, they count from 0 to 15"),
     (Subscription("**", "tokens"), WEIGHT, "a parameter has no tokens"),
     (Subscription("**", "pca"), WEIGHT, "a parameter has no tokens"),
     (Subscription("**", "tiles", parameters={"dims": ["s", "x"]}), HIDDEN, "dims s,x are not two of its s, b, h"),

@@ -24,7 +24,7 @@ def subscriptions(draw: st.DrawFn) -> Subscription:
                 ("tiles", {"grid": [8, 16], "reduction": "rms"}),
                 ("tiles", {"grid": [8, 16], "reduction": "mean", "dims": ["s", "h"]}),
                 ("rows", {"rows": [0, -1]}),
-                ("tokens", {"tokens": [3]}),
+                ("tokens", {"tokens": [3, -1]}),
                 ("raw", {"bytes": 100}),
                 ("attention", {"grid": [4, 4], "rows": [1, 2], "batch": 1}),
                 ("pca", {"components": 2, "tokens": [0]}),
@@ -111,6 +111,8 @@ def test_words_of_the_command_line():
     assert tiles.parameters == {"grid": [8, 4], "reduction": "absmax"}
     assert subscription_of("logits", "tiles", parameters={"dims": "s, v"}).parameters["dims"] == ["s", "v"]
     assert subscription_of("logits", "tokens", parameters={"tokens": "0-2,9"}).parameters == {"tokens": [0, 1, 2, 9]}
+    for what, name in (("tokens", "tokens"), ("rows", "rows"), ("pca", "tokens")):  # negative ones from the end
+        assert subscription_of("logits", what, parameters={name: "0, -1"}).parameters[name] == [0, -1]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,8 @@ def test_words_of_the_command_line():
         ({"layers": "5-3"}, "each range upwards"),
         ({"layers": "0-99999999999"}, "at most 4096 numbers"),
         ({"heads": "²"}, "--heads"),
+        ({"heads": "-1"}, "--heads '-1'"),
+        ({"what": "tokens", "parameters": {"tokens": "-3--1"}}, "--tokens '-3--1'"),
         ({"what": "tilez"}, "--what.*tiles\\?"),
         ({"what": "tiles", "parameters": {"grid": "64"}}, "--grid '64'"),
         ({"what": "tiles", "parameters": {"dims": "s"}}, "dims are to be two labels"),

@@ -43,7 +43,10 @@ class Fields:
         if found is default and default is not _ABSENT:
             return found
         if type(found) not in (int, float) or not math.isfinite(found) or not low <= found <= high:
-            self._refuse(name, f"a number from {low:g} to {high:g}", found)
+            upwards = f" from {low:g} on" if low > -math.inf else ""
+            self._refuse(
+                name, "a finite number" + upwards if high == math.inf else f"a number from {low:g} to {high:g}", found
+            )
         return float(found)
 
     def truth(self, name: str, default: Any = _ABSENT) -> Any:

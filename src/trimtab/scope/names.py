@@ -31,6 +31,7 @@ _PARTS: Final = (
     *("attention.output", "residual", "router.logits", "router.probabilities", "mlp.hidden", "mlp.output", "output"),
 )
 """Of a block, in the order in which they come to be."""
+_STORED: Final = ("parameters.", "optimizer.")
 _DIGITS: Final = 9
 _KINDS: Final = get_args(TapKind)
 
@@ -165,6 +166,11 @@ def summarise(names: Iterable[str]) -> list[str]:
         spans = iter([_span(column) for column in zip(*numbers, strict=True)])
         lines.append(".".join(next(spans) if part == "#" else part for part in form))
     return sorted(lines, key=order)
+
+
+def is_stored(name: str) -> bool:
+    """Is it of a parameter or of the optimizer, which stay, and not of what passes by?"""
+    return name.startswith(_STORED)
 
 
 def order(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -163,14 +163,15 @@ class PairedResult:
     def text(self) -> str:
         """A table for people."""
         lines = [*self.perturbations, *self._summary(), ""]
-        lines.append(f"{'step':>6}  {'tensor':32} {'relative L2':>12} {'largest':>12} {'of largest':>12}")
+        width = max([32, *(len(row.tap) for row in self.rows)])
+        lines.append(f"{'step':>6}  {'tensor':{width}} {'relative L2':>12} {'largest':>12} {'of largest':>12}")
         for row in self.rows:
             numbers = (row.l2, row.maximum, row.relative_maximum)
-            lines.append(f"{row.step:6}  {row.tap:32} " + " ".join(f"{number:12.3e}" for number in numbers))
+            lines.append(f"{row.step:6}  {row.tap:{width}} " + " ".join(f"{number:12.3e}" for number in numbers))
         for name, scalars in (("loss", self.loss), ("gradient norm", self.gradient_norm)):
             for one in scalars:
                 change = f"{one.clean:.6g} -> {one.disturbed:.6g} ({one.difference:+.3e})"
-                lines.append(f"{one.step:6}  {name:32} {change}")
+                lines.append(f"{one.step:6}  {name:{width}} {change}")
         if self.missing:
             lines.append(f"nothing was heard of rank(s) {', '.join(map(str, self.missing))}")
         return "\n".join(lines)

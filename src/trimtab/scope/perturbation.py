@@ -6,6 +6,7 @@ What each kind means, its units, and what is done on replicas and shards is in d
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, cast, get_args
@@ -307,13 +308,24 @@ def _problem_of(look: Callable[[], object]) -> list[str]:
 
 def _problem_of_part(part: dict[str, Any] | None, tap: Tap) -> str | None:
     """Why this tap has no such part."""
-    if not part or not tap.labels:
+    if not part:
         return None
-    if "tokens" in part and not {"s", "t"} & set(tap.labels):
+    if tap.labels and "tokens" in part and not {"s", "t"} & set(tap.labels):
         return f"it has no dimension of tokens, only {', '.join(tap.labels)}"
-    if "heads" in part and tap.heads is None:
+    if tap.labels and "heads" in part and tap.heads is None:
         return "it has no heads"
-    return None
+    if "heads" in part and tap.heads is not None and (problem := beyond("head", part["heads"], tap.heads[2])):
+        return problem
+    if tap.shape is None or tap.part is not None or any(axis == "fsdp" for axis, _, _ in tap.shard):
+        return None  # parts of ranks may differ in size: how large the whole is shows when it is disturbed
+    shards = math.prod(count for _, _, count in tap.shard)  # not all of them cut this dimension: at most so many
+    return beyond("element", part.get("indices", ()), math.prod(tap.shape) * shards)
+
+
+def beyond(what: str, numbers: Sequence[int], size: int) -> str | None:
+    """That what is asked for is not there, of ``size`` that are; None: it is."""
+    gone = [number for number in numbers if number >= size]
+    return f"{what} {gone[0]} is not there: it has {size}, counted from 0" if gone else None
 
 
 def _listed(numbers: tuple[int, ...] | None) -> list[int] | None:

@@ -144,13 +144,18 @@ class Subscription:
         return subscription
 
 
-def numbers(text: str, name: str) -> tuple[int, ...]:
-    """Numbers from words such as ``0``, ``0,1`` or ``0-3,8``; ValueError says what was expected of ``name``."""
+def numbers(text: str, name: str, *, negative: bool = False) -> tuple[int, ...]:
+    """Numbers from words such as ``0``, ``0,1`` or ``0-3,8``; ValueError says what was expected of ``name``.
+    ``negative``: ``-1`` is one, too, but no end of a range."""
     found: list[int] = []
     for part in text.split(","):
+        if negative and (word := part.strip()).startswith("-") and word[1:].isdecimal() and word.isascii():
+            found.append(-int(word[1:17]))
+            continue
         first, dash, last = (word.strip() for word in part.partition("-"))
         if not (first.isdecimal() and first.isascii() and (not dash or (last.isdecimal() and last.isascii()))):
-            raise ValueError(f"{name} {text!r}: expected numbers such as 3, or 0,1, or 0-3,8")
+            last_one = ", or -1" if negative else ""
+            raise ValueError(f"{name} {text!r}: expected numbers such as 3, or 0,1, or 0-3,8{last_one}")
         begin, end = int(first[:16]), int((last if dash else first)[:16])
         if end < begin or end - begin >= MOST_NUMBERS or len(found) >= MOST_NUMBERS:
             raise ValueError(f"{name} {text!r}: at most {MOST_NUMBERS} numbers, each range upwards")
@@ -197,7 +202,7 @@ def _rows(said: Fields) -> dict[str, Any]:
 
 
 def _tokens(said: Fields) -> dict[str, Any]:
-    return {"tokens": list(said.integers("tokens", (0,), most=MOST_NUMBERS))}
+    return {"tokens": list(said.integers("tokens", (0,), low=-MOST_INTEGER, most=MOST_NUMBERS))}
 
 
 def _raw(said: Fields) -> dict[str, Any]:
@@ -215,7 +220,7 @@ def _attention(said: Fields) -> dict[str, Any]:
 
 def _pca(said: Fields) -> dict[str, Any]:
     read: dict[str, Any] = {"components": said.integer("components", 3, low=1, high=MOST_COMPONENTS)}
-    tokens = said.integers("tokens", None, most=MOST_NUMBERS)
+    tokens = said.integers("tokens", None, low=-MOST_INTEGER, most=MOST_NUMBERS)
     return read if tokens is None else read | {"tokens": list(tokens)}
 
 
@@ -231,9 +236,9 @@ PARAMETERS: Final[dict[str, Callable[[Fields], dict[str, Any]]]] = {
 }
 """What each kind takes: statistics, histogram: ``shift`` (sum powers of x minus the last mean); tiles: ``grid`` (rows,
 columns), ``reduction`` and ``dims`` (two labels); rows: ``rows`` (of the tensor as a matrix of its last dimension, on
-each part; negative ones from its end); tokens: ``tokens``
-(positions in the sequence); raw: ``bytes`` (most); attention: ``rows`` (queries; all where none are given), ``grid``
-and ``batch`` (which sequence); pca: ``components`` and ``tokens``."""
+each part; negative ones from its end); tokens: ``tokens`` (positions in the sequence; negative ones from its end); raw:
+``bytes`` (most); attention: ``rows`` (queries; all where none are given), ``grid`` and ``batch`` (which sequence); pca:
+``components`` and ``tokens``."""
 
 
 def _checked(what: What, parameters: object) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from trimtab.control.endpoint import Complaints, Inbox
 from trimtab.control.messages import Message, from_json, to_json
 from trimtab.scope.collector.asking import is_gone
 from trimtab.scope.collector.audit import read_audit
+from trimtab.scope.collector.claims import Own
 from trimtab.scope.collector.connection import Connection, Place, scope_folder
 from trimtab.scope.collector.director import KINDS, Director
-from trimtab.scope.collector.doing import Desk
+from trimtab.scope.collector.doing import CLAIM, Desk
 from trimtab.scope.collector.interface import Listener, Notice, Offered, Received
 from trimtab.scope.collector.pairs import Pairs
-from trimtab.scope.collector.ranks import Beat, Change, Ranks
+from trimtab.scope.collector.ranks import GONE_SECONDS, Beat, Change, Ranks
 from trimtab.scope.collector.remote import GoneError, Remote
 from trimtab.scope.collector.reverts import Reverts
 from trimtab.scope.frame import split, unpack
@@ -40,6 +41,8 @@ _HURRIED_SECONDS: Final = 15.0
 _HURRY_SECONDS: Final = 0.1
 _TAKEOVER_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 3.0
+_SETTLE_TO_END_SECONDS: Final = 6.0
+"""A rank that comes back after that keeps what was to be ended."""
 _REVERT_SECONDS: Final = 10.0
 _CLOSE_SECONDS: Final = 5.0
 _LOST: Final = "lost"
@@ -80,7 +83,9 @@ class Collector:
         self._executor = ThreadPoolExecutor(4, "trimtab-scope-do")
         self._director = Director(self._snapshot, self._request, self._say, clock)
         self._remote = Remote(self._ask_collector, clock)
-        self._desk = Desk(self, self._executor)
+        self._own = Own(self._claim, clock)
+        self._leads_since = clock()
+        self._desk = Desk(self, self._executor, self._director.claims.take, self._own.remove)
         self._connection = Connection(place, self._prepare)
         self._thread = threading.Thread(target=self._run, name="trimtab-scope", daemon=True)
         self._thread.start()
@@ -107,11 +112,14 @@ class Collector:
 
     def subscribe(self, subscription: Subscription) -> str:
         """See :class:`~trimtab.scope.collector.interface.Scope`."""
-        return self._by(lambda: self._director.subscribe(subscription), lambda: self._remote.subscribe(subscription))
+        name = self._by(lambda: self._director.subscribe(subscription), lambda: self._remote.subscribe(subscription))
+        return self._own.add(name)
 
     def unsubscribe(self, subscription: str) -> None:
         """See :class:`~trimtab.scope.collector.interface.Scope`."""
-        self._by(lambda: self._director.unsubscribe(subscription), lambda: self._remote.unsubscribe(subscription))
+        here, there = self._director.unsubscribe, self._remote.unsubscribe
+        self._by(lambda: here(subscription), lambda: there(subscription), _SETTLE_TO_END_SECONDS)
+        self._own.remove(subscription)
 
     def preview(self, perturbation: Perturbation) -> dict[str, Any]:
         """See :class:`~trimtab.scope.collector.interface.Scope`."""
@@ -131,7 +139,7 @@ class Collector:
 
     def probe(self, spec: Mapping[str, Any]) -> str:
         """See :class:`~trimtab.scope.collector.interface.Scope`."""
-        return self._by(lambda: self._director.probe(spec), lambda: self._remote.probe(spec))
+        return self._own.add(self._by(lambda: self._director.probe(spec), lambda: self._remote.probe(spec)))
 
     def pair(self, body: Mapping[str, Any]) -> str:
         """See :class:`~trimtab.scope.collector.interface.Scope`."""
@@ -195,23 +203,30 @@ class Collector:
 
     # ------------------------------------------------------------------ who does it
 
-    def _by(self, here: Callable[[], _T], there: Callable[[], _T]) -> _T:
+    def _by(self, here: Callable[[], _T], there: Callable[[], _T], settle: float = _SETTLE_SECONDS) -> _T:
         """By this process, if it collects, or by the one that does."""
         until = self._clock() + _TAKEOVER_SECONDS
         while True:
             if self._connection.leads:
-                self.wait(lambda ranks: ranks.settled, self._began_anew + _SETTLE_SECONDS - self._clock())
+                self.wait(lambda ranks: ranks.settled, self._began_anew + settle - self._clock())
                 return here()
             try:
                 return there()
             except GoneError:
-                if self._clock() > until:
+                if self._stopping or self._clock() > until:
                     raise
                 with self._noticed:  # this one takes its place, or another one does
                     self._noticed.wait(_WAIT_SECONDS)
 
+    def _claim(self, names: list[str]) -> None:
+        if self._connection.leads:
+            self._director.claims.take(names)
+        else:
+            self._ask_collector({"op": CLAIM, "ids": names})
+
     def _status(self) -> dict[str, Any]:
         ranks = self._snapshot()
+        waited = self._clock() - self._leads_since > GONE_SECONDS  # for ranks that may not come any more
         recorder = self._recorder
         return {
             "state": ranks.state,
@@ -221,6 +236,7 @@ class Collector:
             "seconds_per_step": ranks.seconds_per_step,
             "ranks": {str(rank): beat.as_dict() for rank, beat in ranks.beats.items()},
             "missing": ranks.missing,
+            "settled": ranks.settled or (waited and ranks.state == "live"),
             **{f"{kind}s": self._director.wishes(kind) for kind in KINDS},
             "recording": None if recorder is None else recorder.as_dict(),
             "refused": self._refused + self._inbox.dropped,
@@ -282,14 +298,16 @@ class Collector:
     def _turn(self, now: float) -> None:
         """Twice a second."""
         try:
-            if self._connection.keep():
-                self._here_at = self._began_anew = self._clock()
+            anew = self._connection.keep()
+            if anew:
+                self._here_at = self._began_anew = self._leads_since = self._clock()
                 self._hurried_until = self._here_at + _HURRIED_SECONDS
                 with self._lock:  # ranks come anew, and are asked what they have to do
                     self._known = Ranks(self._known.world_size)
         except ValueError as error:
             self.complaints.about("connection", f"{error}; it is tried again")
             return
+        self._own.turn(anew=anew)
         with self._lock:
             silent, late = self._known.silent(now), self._known.late(now)
         for rank in silent:

@@ -8,20 +8,21 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, cast
+from dataclasses import replace
+from typing import Any, Final, cast
 
 from trimtab.scope.collector.agreement import Agreed, Agreement, ChangeKind, Rules
 from trimtab.scope.collector.asking import Request, agree
+from trimtab.scope.collector.claims import Claims
 from trimtab.scope.collector.interface import Notice, Offered
-from trimtab.scope.collector.offers import Offers
+from trimtab.scope.collector.offers import Offers, fitting
 from trimtab.scope.collector.ranks import Beat, Ranks
+from trimtab.scope.collector.wish import Wish, WishKind
 from trimtab.scope.names import Tap, order
 from trimtab.scope.perturb.wording import describe, preview
 from trimtab.scope.perturbation import SOON, Perturbation
 from trimtab.scope.subscription import MOST_SUBSCRIPTIONS, Subscription
 
-WishKind = Literal["subscription", "perturbation", "probe", "pair"]
 KINDS: Final[dict[WishKind, ChangeKind]] = {
     "subscription": "subscribe",
     "perturbation": "perturb",
@@ -35,41 +36,10 @@ _TOGETHER: Final = Rules(lead_seconds=2.0, fewest_steps=2)
 """What runs collectives: on all ranks, or on none, so it gets more time than the news will ever take."""
 _AHEAD_SECONDS: Final = 1.0
 _MOST_WISHES: Final = 256
+_MOST_PASSED: Final = 64
+"""That are over, and cannot be put back."""
 _OF_COMMUNICATION: Final = ("collectives.", "p2p.")
 """Names that ranks know but do not list: groups come to be known as they are used."""
-
-
-@dataclass(slots=True)
-class Wish:
-    """Something that was agreed on."""
-
-    id: str
-    kind: WishKind
-    body: Mapping[str, Any]
-    ranks: tuple[int, ...]
-    step: int
-    """From which on."""
-    matched: tuple[str, ...] = ()
-    together: bool = False
-    """Its ranks communicate with each other for it."""
-    adopted: bool = False
-    """An earlier collector had asked for it."""
-    ended: bool = False
-    states: dict[int, str] = field(default_factory=dict[int, str])
-    """By rank, as its beats have it, where that is not ``active``."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            **self.body,
-            "id": self.id,
-            "ranks": list(self.ranks),
-            "step": self.step,
-            "matched": list(self.matched),
-            "adopted": self.adopted,
-            "ended": self.ended,
-            "states": {str(rank): state for rank, state in self.states.items()},
-        }
 
 
 class Director:
@@ -94,6 +64,8 @@ class Director:
         self._asking = threading.Lock()
         self._offers = Offers(request)
         self._wishes: dict[str, Wish] = {}
+        self.claims = Claims(clock)
+        """Of wishes whose owners are there."""
 
     # ------------------------------------------------------------------ questions
 
@@ -109,7 +81,8 @@ class Director:
 
     def wishes(self, kind: WishKind) -> dict[str, dict[str, Any]]:
         """All of a kind, as JSON."""
-        return {wish.id: wish.as_dict() for wish in list(self._wishes.values()) if wish.kind == kind}
+        found = [wish for wish in list(self._wishes.values()) if wish.kind == kind]
+        return {wish.id: wish.as_dict() | {"orphaned": self.claims.orphaned(wish)} for wish in found}
 
     def preview(self, perturbation: Perturbation) -> dict[str, Any]:
         """See :class:`~trimtab.scope.collector.interface.Scope`."""
@@ -156,7 +129,8 @@ class Director:
         active = sum(wish.kind == "subscription" and not wish.ended for wish in self._wishes.values())
         if active >= MOST_SUBSCRIPTIONS:
             raise ValueError(f"there are {MOST_SUBSCRIPTIONS} subscriptions already; end one of them first")
-        offered = self.taps(subscription.pattern, ranks=subscription.ranks, layers=subscription.layers)
+        matching = self.taps(subscription.pattern, ranks=subscription.ranks, layers=subscription.layers)
+        offered = fitting(matching, subscription.what)
         last = subscription.when.last
         if last is not None and last <= self._live().step:
             raise ValueError(f"step {last} is over: the job is at step {self._live().step}")
@@ -222,7 +196,7 @@ class Director:
                     found += self._adopt(rank, name, kind, cast("Mapping[str, Any]", body))
         for name in filter(None, map(str, _list(state.get("revertible")))):
             for wish in self._adopt(rank, name, "perturbation", {}):
-                wish.ended = True
+                wish.ended = wish.revertible = True
         return found
 
     def _adopt(self, rank: int, name: str, kind: WishKind, body: Mapping[str, Any]) -> list[Wish]:
@@ -257,6 +231,7 @@ class Director:
             return
         wish.states[notice.rank] = notice.kind
         wish.ended = wish.ended or wish.states.keys() >= set(wish.ranks)
+        self._forget()
 
     def restarted(self, rank: int) -> None:
         """A rank begins anew: it is told of the subscriptions that concern it. Waits for answers."""
@@ -276,6 +251,7 @@ class Director:
         matched = tuple(sorted({found for names in agreed.matched.values() for found in names}, key=order))
         concerned = tuple(rank for rank in agreed.ranks if agreed.matched.get(rank) or not rules.needs_match)
         together = rules.lead_seconds >= _TOGETHER.lead_seconds
+        self.claims.take([name])
         self._wishes[name] = Wish(name, kind, body, concerned, agreed.step, matched, together)
         self._forget()
         gone = f", without {_listed(agreed.missing)}, not there any more" if agreed.missing else ""
@@ -360,10 +336,12 @@ class Director:
                     self.unsubscribe(wish.id)
 
     def _forget(self) -> None:
-        """Of those that are over only the latest are kept."""
-        over = [name for name, wish in self._wishes.items() if wish.ended]
-        for name in over[: max(len(self._wishes) - _MOST_WISHES, 0)]:
-            del self._wishes[name]
+        """Of those that are over only the latest are kept, and fewer of those that cannot be put back."""
+        over = [name for name, wish in list(self._wishes.items()) if wish.ended]
+        passed = [name for name in over if not self._wishes[name].stored]
+        gone = over[: max(len(self._wishes) - _MOST_WISHES, 0)] + passed[: max(len(passed) - _MOST_PASSED, 0)]
+        for name in gone:
+            self._wishes.pop(name, None)
 
     def _new(self, letter: str) -> str:
         while (name := f"{letter}-{self._token()}") in self._wishes:

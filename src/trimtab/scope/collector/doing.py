@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, Final, cast
 
 from trimtab.control.messages import to_json
+from trimtab.scope.collector.claims import MOST_CLAIMS
 from trimtab.scope.collector.interface import Scope
 from trimtab.scope.fields import Fields
 from trimtab.scope.perturbation import Perturbation
 from trimtab.scope.subscription import Subscription
 
 _MOST_TICKETS: Final = 256
+CLAIM: Final = "claim"
+"""``{"op": "claim", "ids": [...]}``: subscriptions and probes that are the sender's; answered at once."""
 _PIECE: Final = 400_000
 """Characters of a result that travel in one answer; JSON may double them."""
 
@@ -102,26 +105,51 @@ _OPS: Final[dict[str, Callable[[Scope, Fields], _Call]]] = {
 class Desk:
     """Takes requests and hands out results. From any thread."""
 
-    def __init__(self, scope: Scope, executor: Executor) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        executor: Executor,
+        claim: Callable[[Iterable[str]], None] = lambda _names: None,
+        disown: Callable[[str], None] = lambda _name: None,
+    ) -> None:
+        """``claim`` is told of subscriptions that others say are theirs; ``disown``, what ``scope`` was asked for by
+        others, and not by this process."""
         self._scope = scope
         self._executor = executor
+        self._claim = claim
+        self._disown = disown
         self._lock = threading.Lock()
         self._tickets: dict[str, Future[str]] = {}
 
     def answer(self, said: object) -> Mapping[str, Any]:
         """A request; ValueError where it makes no sense."""
         body = Fields(said, "scope.do")
-        if isinstance(said, Mapping) and cast("Mapping[str, Any]", said).get("op") == "result":
+        op: object = cast("Mapping[str, Any]", said).get("op") if isinstance(said, Mapping) else None
+        if op == "result":
             body.anything("op")
             ticket, begin = body.text("ticket"), body.integer("from", 0)
             body.done()
             return self._result(ticket, begin)
+        if op == CLAIM:
+            body.anything("op")
+            names = body.anything("ids")
+            body.done()
+            if not isinstance(names, list):
+                raise ValueError("scope.do: ids is to be a list")
+            self._claim([str(name) for name in cast("list[object]", names)[:MOST_CLAIMS]])
+            return {}
         ticket = secrets.token_hex(8)
         with self._lock:
             for old in list(self._tickets)[: max(len(self._tickets) - _MOST_TICKETS + 1, 0)]:
                 del self._tickets[old]
-            self._tickets[ticket] = self._executor.submit(lambda: to_json(perform(self._scope, body)).decode("ascii"))
+            self._tickets[ticket] = self._executor.submit(self._perform, op, body)
         return {"ticket": ticket}
+
+    def _perform(self, op: object, body: Fields) -> str:
+        result = perform(self._scope, body)
+        if op in ("subscribe", "probe"):
+            self._disown(result)
+        return to_json(result).decode("ascii")
 
     def _result(self, ticket: str, begin: int) -> Mapping[str, Any]:
         with self._lock:

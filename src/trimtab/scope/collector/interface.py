@@ -122,7 +122,9 @@ class Scope(Protocol):
 
     def status(self) -> dict[str, Any]:
         """``{"state": "waiting"|"live"|"ended", "run", "world_size", "step", "seconds_per_step", "ranks": {rank: its
-        last beat}, "missing": [ranks], "subscriptions": {id: {..., "ranks", "step", "state"}}, "perturbations": {...},
+        last beat}, "missing": [ranks], "settled": have the ranks said what they have to do?, "subscriptions": {id:
+        {..., "ranks", "step", "state": "active"|"paused"|"failed"|"ended", "states": {rank: why it is not active},
+        "orphaned": is whoever asked for it gone?}}, "perturbations": {id: {..., "stored": can it be put back?}},
         "probes": {...}, "recording"}``."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, cast
 
@@ -12,6 +12,7 @@ from trimtab.scope.collector.interface import Offered
 from trimtab.scope.collector.ranks import Beat
 from trimtab.scope.messages import TAPS
 from trimtab.scope.names import Pattern, Tap, no_match, order
+from trimtab.scope.subscription import WHATS
 
 _MOST_PAGES: Final = 10_000
 _PATIENCE: Final = 10.0
@@ -92,6 +93,25 @@ class Offers:
             where = sorted(rank for rank, (_, taps) in self._taps.items() if any(map(Pattern(pattern).matches, taps)))
             return f"no tap matches {pattern!r} on these ranks; it is on rank {', '.join(map(str, where[:16]))}"
         return no_match(pattern, everywhere)
+
+
+def fitting(offered: Sequence[Offered], what: str) -> list[Offered]:
+    """Those of which ``what`` can be had; ValueError, in one line that says what can, where there are none."""
+    found = [one for one in offered if _fits(one.first, what)]
+    if offered and not found:
+        name, kind = offered[0].name, offered[0].first.kind
+        more = f" (as of {len(offered) - 1} more that match)" if len(offered) > 1 else ""
+        if kind == "attention":
+            raise ValueError(f"{name} has only --what attention{more}, not {what}")
+        if kind == "communication":
+            raise ValueError(f"{name}{more} can be disturbed, and not be measured")
+        others = ", ".join(one for one in WHATS if one != "attention")
+        raise ValueError(f"{name} has no attention map{more}; --what {others} can be had of it")
+    return found
+
+
+def _fits(tap: Tap, what: str) -> bool:
+    return tap.kind != "communication" and (tap.kind == "attention") == (what == "attention")
 
 
 class _Pages:

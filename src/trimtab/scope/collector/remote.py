@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 from trimtab.control.endpoint import NoReply
 from trimtab.control.messages import from_json
+from trimtab.scope.collector.asking import is_gone
 from trimtab.scope.collector.interface import Offered
 from trimtab.scope.perturbation import Perturbation
 from trimtab.scope.subscription import Subscription
@@ -98,10 +99,9 @@ class Remote:
         try:
             said = from_json(self._request(body).result(_LONGEST_SECONDS))
         except NoReply as error:
-            text = str(error)
-            if text.endswith(("is not connected", "is gone")):
-                raise GoneError(f"the collector has gone ({text})") from None
-            raise ValueError(text) from None
+            if is_gone(error):
+                raise GoneError(f"the collector has gone ({error})") from None
+            raise ValueError(str(error)) from None
         if not isinstance(said, Mapping):
             raise ValueError("the collector's answer makes no sense")
         return cast("Mapping[str, Any]", said)

@@ -28,6 +28,7 @@ Json = Annotated[str | None, typer.Option(metavar="-", help="Write JSON to stdou
 Wait = Annotated[float, typer.Option(metavar="SECONDS", help="For the ranks of the job, at most.")]
 WAIT_SECONDS: Final = 15.0
 _PATIENCE_SECONDS: Final = 2.0
+_ENDED: Final = "the job has ended; trimtab scope show reads what was recorded of it"
 
 
 @contextlib.contextmanager
@@ -47,8 +48,13 @@ def opened(
 
 
 def _await_ranks(scope: Collector, run_directory: Path, wait: float) -> None:
+    from trimtab.scope.collector.ending import has_ended
+
     first = min(_PATIENCE_SECONDS, wait)
     if not scope.wait(lambda ranks: ranks.showing, first) and wait > first:
+        # Whoever waits for longer than usual waits for another job to begin there.
+        if wait <= WAIT_SECONDS and scope.ranks.state == "waiting" and has_ended(run_directory):
+            raise ValueError(f"{run_directory}: {_ENDED}")
         talk(f"waiting for ranks of the job in {run_directory}")
         scope.wait(lambda ranks: ranks.showing, wait - first)
     ranks = scope.ranks
@@ -58,10 +64,16 @@ def _await_ranks(scope: Collector, run_directory: Path, wait: float) -> None:
             "and is this its record.dir?"
         )
     if ranks.state == "ended":
-        raise ValueError(f"{run_directory}: the job has ended; trimtab scope show reads what was recorded of it")
+        raise ValueError(f"{run_directory}: {_ENDED}")
     if ranks.missing:
         shown = ", ".join(map(str, ranks.missing[:16]))
         talk(f"trimtab: {len(ranks.missing)} of {ranks.world_size} ranks have not answered: {shown}")
+
+
+def at_least_one(for_many: int | None, what: str) -> None:
+    """ValueError where ``--for`` asks for less."""
+    if for_many is not None and for_many < 1:
+        raise ValueError(f"--for {for_many}: at least 1 {what}")
 
 
 def wants_json(json: str | None) -> bool:

@@ -183,12 +183,19 @@ def _preview(scope: Collector, perturbation: Perturbation, *, as_json: bool) -> 
         say(said["text"])
         for rank, touched in said["touched"].items():
             for one in touched[:_MOST_SHOWN]:
-                count = "?" if one["elements"] is None else one["elements"]
                 note = f"; {one['note']}" if one["note"] else ""
-                say(f"  rank {rank}: {count} elements of {one['tap']} ({one['dtype'] or 'type not known yet'}){note}")
+                say(f"  rank {rank}: {_elements(one)}{note}")
         say(f"  all ranks can be told in time of step {said['step']} and later")
     if said["problems"]:
         raise ValueError("; ".join(said["problems"]))
+
+
+def _elements(touched: dict[str, Any]) -> str:
+    """How many of what. A shape is known once the tensor has been streamed or disturbed."""
+    count = touched["elements"]
+    if count is None:
+        return f"? elements of {touched['tap']} (how large it is has not been seen yet)"
+    return f"{count} element{'s' * (count != 1)} of {touched['tap']} ({touched['dtype'] or 'type not known yet'})"
 
 
 class _Followed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -25,6 +25,13 @@ from trimtab.scope.commands.common import (
 
 if TYPE_CHECKING:
     from trimtab.scope.collector.interface import Offered
+
+_STATES: Final = {
+    "budget": "paused, as it is over the budget,",
+    "lease": "paused, as no collector was there,",
+    "error": "failed",
+}
+"""Why something is not in force on a rank."""
 
 
 def taps(
@@ -134,17 +141,24 @@ def unsubscribe(
         say(f"{name}: ended")
 
 
+def _reverted(wish: dict[str, Any]) -> bool:
+    return {str(rank) for rank in wish["ranks"]} <= {rank for rank, one in wish["states"].items() if one == "reverted"}
+
+
 def _wish(wish: dict[str, Any]) -> str:
     what = wish.get("what") or wish.get("kind") or ""
     since = f"from step {wish['step']}, " if wish["step"] >= 0 else ""
-    parts = [f"{what} of {wish['pattern']}" if "pattern" in wish else what or "can be reverted"]
+    parts = [f"{what} of {wish['pattern']}" if "pattern" in wish else what]
     parts.append(f"{since}ranks {ranges(wish['ranks'])}")
     if wish["ended"]:
-        parts.append("ended")
-    if wish["adopted"]:
+        parts.append("over; can be reverted" if wish["stored"] and not _reverted(wish) else "over")
+    elif wish["state"] == "active":
+        parts.append("active")
+    if wish["orphaned"]:
+        parts.append("orphaned: whoever asked for it is gone")
+    elif wish["adopted"] and "kind" in wish:
         parts.append("asked for by an earlier collector")
-    for state in sorted(set(wish["states"].values())):
+    for state in sorted(set(wish["states"].values()) - {"expired"}):
         where = ranges(int(rank) for rank, one in wish["states"].items() if one == state)
-        words = {"budget": "paused, as it is over its budget", "lease": "paused", "error": "failed"}
-        parts.append(f"{words.get(state, state)} on rank {where}")
+        parts.append(f"{_STATES.get(state, state)} on rank {where}")
     return "; ".join(part for part in parts if part)

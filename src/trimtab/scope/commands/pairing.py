@@ -95,6 +95,7 @@ def paired(
         raise ValueError(problem)
     with opened(run_directory, config_file, settings, wait) as scope:
         scope.taps(tap)  # with the closest names, where there is none
+        _comparable(scope, compare_taps)
         result = _run(scope, spec.as_dict(), longest)
     _show(result, json)
 
@@ -112,6 +113,14 @@ def compare(
 
     recordings = [open_recording(path) for path in (clean, disturbed)]
     _show(compare_frames(*(recording.frames(tap) for recording in recordings), tolerance=tolerance), json)
+
+
+def _comparable(scope: Collector, pattern: str) -> None:
+    """ValueError where it means nothing that passes by; with the closest names, where it means nothing at all."""
+    stored = ("parameters.", "optimizer.")
+    found = [one for one in scope.taps(pattern) if not one.name.startswith(stored)]
+    if not any(one.first.kind in ("activation", "gradient") for one in found):
+        raise ValueError(f"--compare {pattern}: activations and their gradients are compared, and it means none")
 
 
 def _run(scope: Collector, spec: dict[str, Any], longest: float) -> PairedResult:

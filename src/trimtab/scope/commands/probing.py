@@ -18,6 +18,7 @@ from trimtab.scope.commands.common import (
     RunDirectory,
     Settings,
     Wait,
+    at_least_one,
     opened,
     say,
     say_json,
@@ -71,8 +72,7 @@ def probe(
 ) -> None:
     """Ask a model that trains what it would say next, every so many steps, until Ctrl-C."""
     as_json = wants_json(json)
-    if for_runs is not None and for_runs < 1:
-        raise ValueError(f"--for {for_runs}: at least 1 run")
+    at_least_one(for_runs, "run")
     spec, vocabulary = _spec(prompt or (), ids or (), target, tokenizer, top, every_token, attention or (), every)
     shown = _Shown(spec, vocabulary, as_json)
     with opened(run_directory, config_file, settings, wait) as scope, contextlib.ExitStack() as undo:
@@ -135,7 +135,7 @@ def _follow(scope: Collector, spec: ProbeSpec, shown: _Shown, for_runs: int | No
     steps: set[int] = set()
     try:
         name = scope.probe(spec.as_dict())
-        talk(f"{name}: {len(spec.prompts)} prompts, every {spec.every} steps")
+        talk(f"{name}: {len(spec.prompts)} prompt{'s' * (len(spec.prompts) != 1)}, every {spec.every} steps")
         while scope.ranks.state != "ended":
             try:
                 what = waiting.get(timeout=_LOOK_SECONDS)

@@ -45,7 +45,8 @@ def show(
     first, last = step_range(steps) if steps is not None else (-1, None)
     until = FOREVER if last is None else last
     found = open_recording(recording, name)
-    for warning in found.warnings:
+    cut = [f"{path}: ends in the middle of a record: its writer has died, or is at it" for path in found.cut]
+    for warning in (*found.warnings, *cut):
         talk(f"trimtab: {warning}")
     if tap is None:
         _list(open_recordings(recording) if recording.is_dir() and name is None else [found], as_json=as_json)
@@ -138,7 +139,8 @@ def _series(name: str, found: Series, *, every: bool, as_json: bool) -> None:
     rows: list[list[str]] = []
     for row in range(0, count, stride):
         values = [number(float(columns[column][row])) for column in _COLUMNS]
-        rows.append([str(found.step[row]), str(found.microbatch[row]), *values])
+        microbatch = int(found.microbatch[row])
+        rows.append([str(found.step[row]), "-" if microbatch < 0 else str(microbatch), *values])
     say(name + (f" (every {stride}th of {count} moments)" if stride > 1 else ""))
     for line in table(("step", "mb", *_COLUMNS), rows):
         say(line)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,11 +21,13 @@ from trimtab.scope.commands.common import (
     RunDirectory,
     Settings,
     Wait,
+    at_least_one,
     opened,
     say,
     say_json,
     wants_json,
 )
+from trimtab.scope.commands.waiting import Enough, Hopes
 
 if TYPE_CHECKING:
     from trimtab.scope.collector.collector import Collector
@@ -85,6 +89,7 @@ def stream(
     from trimtab.scope.commands.wishes import subscription_of
 
     as_json = wants_json(json)
+    at_least_one(for_steps, "step")
     given: dict[str, Any] = {
         "rows": rows,
         "tokens": tokens,
@@ -140,6 +145,7 @@ def attention(
     from trimtab.scope.commands.wishes import subscription_of
 
     as_json = wants_json(json)
+    at_least_one(for_steps, "step")
     given: dict[str, Any] = {"rows": rows, "grid": None if rows is not None else grid, "batch": batch or None}
     wanted = subscription_of(
         f"layers.{layer}.attention.map",
@@ -161,7 +167,9 @@ def follow(
     for_steps: int | None,
     notice: Callable[[Notice], None] | None = None,
 ) -> None:
-    """Subscribe, hand out what comes, put together over the ranks, and end the subscriptions whatever happens."""
+    """Subscribe, hand out what comes, put together over the ranks, and end the subscriptions whatever happens.
+    ValueError, in one line, where all of it has failed on the ranks, or where ``for_steps`` are wanted and nothing
+    comes at steps at which something was due."""
     from trimtab.scope.collector.interface import Notice
     from trimtab.scope.shards import Gathering
 
@@ -174,12 +182,13 @@ def follow(
         with contextlib.suppress(queue.Full):
             waiting.put_nowait(what)
 
-    steps = _Steps(for_steps)
+    steps, hopes = Enough(for_steps), Hopes()
     stop = scope.listen(put)
     try:
         for wish in wanted:
-            name = _subscribe(scope, wish)
+            name, said = _subscribe(scope, wish)
             heads[name] = wish.heads
+            hopes.expect(name, wish, said)
             steps.ends.append(wish.when.last)
             for offered in scope.taps(wish.pattern):
                 where = [tap.shard for rank, tap in offered.taps if wish.ranks is None or rank in wish.ranks]
@@ -188,17 +197,29 @@ def follow(
             quiet = True
             for what in _taken(waiting):
                 if isinstance(what, Notice):
-                    (notice or _tell)(what)
+                    if not hopes.failed(what):
+                        (notice or _tell)(what)
                 elif what.frame.subscription in heads and steps.takes(what.frame.step):
                     quiet = False
+                    hopes.came(what.frame.subscription)
                     for merged in [*gathering.older(what.frame.step - 1), *gathering.add(what.frame)]:
                         take(merged)
             at = scope.ranks
+            for failed in hopes.failures(time.monotonic()):
+                (notice or _tell)(failed)
             if at.state == "ended":
                 talk("trimtab: the job has ended")
                 break
-            if quiet and steps.over(min((beat.step for beat in at.beats.values()), default=-1)):
+            slowest = min((beat.step for beat in at.beats.values()), default=-1)
+            over = quiet and steps.over(slowest)
+            for text in hopes.disappointed(at.beats, slowest, time.monotonic(), over=over):
+                if for_steps is not None:
+                    raise ValueError(text)
+                talk(f"trimtab: {text}")
+            if over:
                 break
+        for failed in hopes.failures(math.inf):
+            (notice or _tell)(failed)
         for merged in gathering.rest():
             take(merged)
     finally:
@@ -208,37 +229,13 @@ def follow(
                 scope.unsubscribe(name)
 
 
-@dataclass(slots=True)
-class _Steps:
-    """Which are shown, and when that is enough."""
-
-    most: int | None
-    ends: list[int | None] = field(default_factory=list[int | None])
-    """Last step of each subscription."""
-    _seen: set[int] = field(default_factory=set[int])
-
-    def takes(self, step: int) -> bool:
-        """Is this one to be shown?"""
-        if step not in self._seen:
-            if self.most is not None and len(self._seen) >= self.most:
-                return False
-            self._seen.add(step)
-        return True
-
-    def over(self, slowest: int) -> bool:
-        """Nothing more is to come: every rank is in a step after the last one."""
-        if self.most is not None and len(self._seen) >= self.most and slowest > max(self._seen):
-            return True
-        return all(last is not None and slowest > last for last in self.ends)
-
-
-def _subscribe(scope: Collector, wish: Subscription) -> str:
-    """Its id."""
+def _subscribe(scope: Collector, wish: Subscription) -> tuple[str, dict[str, Any]]:
+    """Its id, and what the collector says of it."""
     name = scope.subscribe(wish)
     said = scope.status()["subscriptions"].get(name, {})
     taps = said.get("matched", ())
     talk(f"{name}: {wish.what} of {wish.pattern} ({len(taps)} taps) from step {said.get('step')} on")
-    return name
+    return name, said
 
 
 def _taken(waiting: queue.Queue[Any]) -> Iterator[Any]:

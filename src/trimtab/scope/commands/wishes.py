@@ -41,7 +41,7 @@ def subscription_of(
 
 def _value(name: str, value: Any) -> Any:
     if name in ("rows", "tokens"):
-        return list(numbers(value, f"--{name}"))
+        return list(numbers(value, f"--{name}", negative=True))
     if name == "dims":
         return [label.strip() for label in value.split(",")]
     if name == "grid":

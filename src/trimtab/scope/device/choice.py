@@ -22,6 +22,16 @@ def head_dimension(tap: Tap) -> int | None:
     return -1 if tap.heads is not None and tap.name.removesuffix(".grad").endswith(_PER_HEAD) else None
 
 
+def check_heads(heads: Sequence[int] | None, tap: Tap) -> None:
+    """ValueError where a head is asked for that the model does not have."""
+    if heads is None or tap.heads is None:
+        return
+    total = tap.heads[2]
+    for head in heads:
+        if head >= total:
+            raise ValueError(f"{tap.name}: head {head} is not there, they count from 0 to {total - 1}")
+
+
 def local_heads(tap: Tap, heads: Sequence[int]) -> list[int]:
     """Those of the heads (numbers in the whole model) that are on this rank, counted from its first."""
     assert tap.heads is not None

@@ -74,6 +74,7 @@ def check(subscription: Subscription, tap: Tap) -> None:
         raise ValueError(f"{what} of {tap.name}: cannot be measured of a tensor; one of {', '.join(_MEASURES)} can")
     if subscription.heads is not None and (choice.head_dimension(tap) is None or tap.heads is None):
         raise ValueError(f"{what} of {tap.name}: it has no heads to choose from; leave them out")
+    choice.check_heads(subscription.heads, tap)
     if what == "tiles":
         _check_tiles(parameters, tap)
     if what in ("tokens", "pca") and tap.kind not in ("activation", "gradient"):

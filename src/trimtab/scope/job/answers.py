@@ -16,7 +16,7 @@ from trimtab.scope.job.measures import Measures
 from trimtab.scope.job.switchboard import Switchboard
 from trimtab.scope.messages import CANCEL, CHANGE_KINDS, COLLECTOR, COMMIT, PREPARE, STATE, TAPS
 from trimtab.scope.moment import Moment
-from trimtab.scope.names import Tap, closest
+from trimtab.scope.names import Tap, closest, is_stored
 from trimtab.scope.perturbation import Perturbation
 from trimtab.scope.subscription import Subscription
 
@@ -90,7 +90,7 @@ class Answers:
                 for active in board.subscriptions.values()
             ],
             "perturbations": [found.perturbation.as_dict() for found in board.disturbing.active.values()],
-            "revertible": list(board.disturbing.ended),
+            "revertible": [name for name, one in board.disturbing.ended.items() if any(map(is_stored, one.matched))],
             "probes": board.probes,
             "pairs": list(board.boundaries),
             "open": [change.id for change in self._agreement.prepared],
@@ -198,9 +198,7 @@ class Answers:
 
     def _may_disturb(self) -> None:
         if not self._job.config.allow_perturb:
-            raise ValueError(
-                f"rank {self._job.rank} may not be disturbed; start the job with scope.allow_perturb = true"
-            )
+            raise ValueError("this rank may not be disturbed; start the job with scope.allow_perturb = true")
 
     def _has_model(self) -> None:
         if not self._board.registry.names():

@@ -267,7 +267,7 @@ class Courier:
             "overhead": board.overhead,
             "dropped": dropped + (0 if client is None else client.dropped),
             "sent": self._sender.sent,
-            "taps": board.registry.version,
+            "taps": board.registry.shown,
             "subscriptions": {name: active.state for name, active in board.subscriptions.items()},
             "perturbations": list(board.disturbing.active),
             "unix_ns": time.time_ns(),

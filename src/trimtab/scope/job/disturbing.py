@@ -43,7 +43,7 @@ class Disturbing:
             made: Disturbance = change.made
             name = made.perturbation.id or change.id
             self._active = self._active | {name: made}
-            return "in force", {"perturbation": name, "matched": list(made.matched)}
+            return "", {"perturbation": name, "matched": list(made.matched)}
         name = str(change.body.get("id", ""))
         if change.kind == "expire":
             if name in self._active:

@@ -62,6 +62,11 @@ class Registry:
         every = {**self.points, **self.state}
         return [self._known(every[name].tap) for name in sorted(every, key=order)]
 
+    @property
+    def shown(self) -> int:
+        """Counts up when :meth:`taps` has more to say."""
+        return self.version + len(self._seen)
+
     def see(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         """A tensor has come by: now its shape and type are known. From any thread."""
         self._seen[name] = shape, dtype

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from trimtab.scope.job.sampling import Sampler, Sampling
 from trimtab.scope.moment import Moment
 from trimtab.scope.taps.points import AttentionPoint, Disconnect, Point
@@ -30,16 +32,23 @@ class Mute:
 class Relay:
     """Gets what a point delivers: first those that may change it, then those that look at what came out."""
 
-    __slots__ = ("_disconnect", "_failed", "_mute", "_point", "_sampling", "first", "listeners", "samplers")
+    __slots__ = ("_disconnect", "_failed", "_mute", "_point", "_sampling", "_see", "first", "listeners", "samplers")
 
     def __init__(
-        self, point: Point | AttentionPoint, sampling: Sampling, mute: Mute, failed: Callable[[str, Exception], None]
+        self,
+        point: Point | AttentionPoint,
+        sampling: Sampling,
+        mute: Mute,
+        failed: Callable[[str, Exception], None],
+        see: Callable[[str, tuple[int, ...], str], None] = lambda *_: None,
     ) -> None:
-        """``failed`` is told the name of a perturbation that raised something."""
+        """``failed`` is told the name of a perturbation that raised something; ``see`` of the shape and the type of
+        what is disturbed (samplers tell it themselves)."""
         self._point = point
         self._sampling = sampling
         self._mute = mute
         self._failed = failed
+        self._see = see
         self._disconnect: Disconnect | None = None
         self.first: tuple[tuple[str, Callable[[Any, Moment], Any]], ...] = ()
         """Perturbations, by their names."""
@@ -65,6 +74,8 @@ class Relay:
         """A tensor is there; what takes its place, if anything does. Raises nothing."""
         changed = None
         if not self._mute.depth:
+            if self.first and isinstance(x, torch.Tensor):
+                self._see(self._point.tap.name, tuple(x.shape), str(x.dtype).removeprefix("torch."))
             for name, receive in self.first:
                 given = self._receive(name, receive, x, moment)
                 if given is not None:

@@ -174,7 +174,7 @@ class Switchboard:
         """A subscription cannot be measured: it stays where it is known of, but nothing is measured for it any more.
         From any thread."""
         if not active.error:
-            active.error = f"{type(error).__name__}: {error}"
+            active.error = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             self.notify("error", active.error, subscription=active.subscription.id, step=self.step)
 
     def listen(self, name: str, receive: Callable[[Any, Moment], Any]) -> Disconnect:
@@ -352,7 +352,9 @@ class Switchboard:
             point = self.registry.points.get(name)
             if point is None:
                 raise ValueError(f"{name} is no tensor that passes by here")
-            relay = self._relays[name] = Relay(point, self._sampling, self.mute, self._receive_failed)
+            relay = self._relays[name] = Relay(
+                point, self._sampling, self.mute, self._receive_failed, self.registry.see
+            )
         return relay
 
     def _receive_failed(self, name: str, error: Exception) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -24,6 +24,8 @@ from trimtab.scope.perturb.storage import Storage, as_details, targets_of
 from trimtab.scope.perturb.wording import describe
 from trimtab.scope.perturbation import SOON, Perturbation
 from trimtab.scope.taps.points import AttentionPoint, Point, Receive, StatePoint
+
+_ELSEWHERE: Final = "none of its elements are on this rank"
 
 
 class Job(Protocol):
@@ -141,7 +143,7 @@ class MadeDisturbance:
         """Put back what is stored, bit for bit. ValueError where nothing of it is."""
         parts = [part for part in (self._storage, self._gradients) if part is not None and part.kept]
         if not parts:
-            return {"restored": 0, "text": "there is nothing to put back here: only what is stored can be"}
+            return {"restored": 0, "text": self._nothing_kept()}
         kept, said = sum(part.kept for part in parts), self.perturbation
         text = f"puts back {kept} element{'s' * (kept != 1)} of {said.pattern}"
         step = getattr(self._job, "step", -1)
@@ -152,6 +154,16 @@ class MadeDisturbance:
             for name, count in part.revert().items():
                 done[name] = done.get(name, 0) + count
         return as_details(done)
+
+    def _nothing_kept(self) -> str:
+        """Why there is nothing to put back on this rank."""
+        if self._storage is None and self._gradients is None:
+            return "there is nothing to put back here: only what is stored can be"
+        if self._told >= 0:
+            return "everything has been put back already"
+        if self._step < self.perturbation.first:
+            return "nothing has been disturbed yet"
+        return _ELSEWHERE if self.perturbation.probability >= 1.0 else "nothing was disturbed on this rank"
 
     def end(self, why: str) -> None:
         """Nothing of it is in the job any more, but for what it has stored."""
@@ -220,7 +232,7 @@ class MadeDisturbance:
 
     def _log(self, applied: Applied) -> None:
         """Into the audit log, and only then to others; one notice a step."""
-        text = describe(self._single(applied.tap))
+        text = describe(self._single(applied.tap)) + ("" if applied.elements else f"; {_ELSEWHERE}")
         self._audit.append("activated", self.perturbation.id, **applied.as_dict(), text=text)
         if applied.step != self._told:
             self._told = applied.step

@@ -13,7 +13,7 @@ from trimtab.scope.moment import Moment
 from trimtab.scope.names import Tap
 from trimtab.scope.perturb import philox
 from trimtab.scope.perturb.place import Place, heads_in, tokens_in
-from trimtab.scope.perturbation import Perturbation, digest
+from trimtab.scope.perturbation import Perturbation, beyond, digest
 
 NOISE = 0
 CHOICE = 1
@@ -80,17 +80,21 @@ def _slices(wanted: dict[str, Any], tap: Tap, place: Place, device: torch.device
         if name == "fraction":
             continue
         numbered: torch.Tensor | None = None
+        total = 0
         if name == "tokens":
             dimension = tokens_in(tap, shape)
         elif name == "heads":
             dimension, each = heads_in(tap, shape) or (None, 1)
             if dimension is not None:
                 assert tap.heads is not None
+                total = tap.heads[2]
                 numbered = tap.heads[0] + torch.arange(shape[dimension], device=device) // each
         else:
             dimension = len(shape) - 1 if shape else None
         if dimension is None:
             raise ValueError(f"{tap.name} has no dimension of {name}")
+        if name != "tokens" and (problem := beyond(name[:-1], [min(numbers)], total or place.whole[dimension])):
+            raise ValueError(f"{tap.name}: {problem}")  # tokens may be there the next time
         positions = place.positions(dimension, device) if numbered is None else numbered
         here = torch.isin(positions, torch.tensor(numbers, dtype=torch.int64, device=device))
         here = here.reshape([-1] + [1] * (len(shape) - 1 - dimension))

@@ -61,8 +61,9 @@ def _touched(perturbation: Perturbation, tap: Tap) -> Touched:
         here = math.prod(tap.shape)
         shards = math.prod(count for _, _, count in tap.shard)
         if "indices" in part or "elements" in part:
-            wanted = len(part["indices"]) if "indices" in part else int(part["elements"])
-            elements = max(1, round(min(wanted, here * shards) / shards))
+            there = [index for index in part.get("indices", ()) if index < here * shards]
+            wanted = len(there) if "indices" in part else min(int(part["elements"]), here * shards)
+            elements = max(min(wanted, 1), round(wanted / shards))
         else:
             elements = round(_share(part, tap) * here)
     return Touched(tap.name, tap.kind, tap.shape, tap.dtype, elements, _note(perturbation, tap))

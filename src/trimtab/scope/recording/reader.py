@@ -63,9 +63,10 @@ class Recording:
         self._raw: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
         self._maps: dict[Path, NDArray[np.int64]] = {}
-        self._open(paths)
+        self._open(paths := list(paths))
         if not self._chunks:
-            raise ValueError(self.warnings[0] if self.warnings else f"{name}: there is no file of this recording")
+            empty = next((f"{path} is empty" for path in paths if path.exists()), f"{name}: there is no file of it")
+            raise ValueError(self.warnings[0] if self.warnings else empty)
 
     # ----------------------------------------------------------------- what there is
 
@@ -88,6 +89,11 @@ class Recording:
     def bytes(self) -> int:
         """Of its files."""
         return sum(path.stat().st_size for path in self._chunks if path.exists())
+
+    @property
+    def cut(self) -> list[Path]:
+        """Files that end in the middle of a record: they are being written, or their writer has died."""
+        return [path for path, chunk in self._chunks.items() if chunk.cut and not chunk.warnings]
 
     def refresh(self) -> None:
         """See what was written since."""

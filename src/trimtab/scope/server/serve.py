@@ -24,13 +24,14 @@ from trimtab.scope.server.address_book import TOKENS, AddressBook
 from trimtab.scope.server.application import Application
 from trimtab.scope.server.limits import Limits
 from trimtab.scope.server.runs import Runs
-from trimtab.scope.server.service import Service
+from trimtab.scope.server.service import CLOSE_SECONDS, Service
 from trimtab.scope.server.sockets import CuttableWebSocket, listen
 from trimtab.scope.server.tokens import LINK_HOURS, Tokens
 from trimtab.scope.server.watching import Watching
 from trimtab.signals import ended_by_signal
 
 _GRACE_SECONDS: Final = 2
+_PARENT_CLOSE_SECONDS: Final = 0.8
 _MOST_HOURS: Final = 24 * 366
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a browser of this host finds what listens everywhere."""
@@ -77,7 +78,8 @@ def serve(options: Options, control: ControlConfig, environment: Mapping[str, st
             record=options.record,
             renewed=door.publish,
         )
-        stack.callback(service.close)
+        # A job that ends waits for its server, but not for long.
+        stack.callback(service.close, _PARENT_CLOSE_SECONDS if options.parent_pipe else CLOSE_SECONDS)
         if scope is not None and options.watch:
             watching = Watching(control, options.directories[0], environment, service.news)
             stack.callback(watching.close)

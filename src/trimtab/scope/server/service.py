@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -21,6 +22,8 @@ from trimtab.scope.subscription import Subscription
 
 AWAY: Final = "away"
 """State of a job whose collector does not answer."""
+CLOSE_SECONDS: Final = 5.0
+"""For the end of what was asked for over a server that ends itself."""
 _PENDING: Final = "pending "
 """A place that is held while the ranks agree."""
 _MOST_RANKS_SHOWN: Final = 64
@@ -103,7 +106,7 @@ class Service:
         """Look how the job stands, and tell all WebSockets; on a thread, about once a second."""
         made = set(self._wishes)
         self._shown = self._look()
-        if not self._shown["error"]:
+        if not self._shown["error"] and self._shown.get("settled", True):  # a new collector has to learn of them first
             self._forget(made - set(self._shown.get("subscriptions", {})))
         if self._record and self._scope is not None and self._shown["state"] == "live":
             self._record = False
@@ -114,10 +117,22 @@ class Service:
                     Notice("recording", f"nothing is recorded by this server: {error}", unix_ns=time.time_ns())
                 )
 
-    def close(self) -> None:
-        """End the recording."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """End the recording, and within ``seconds`` what was asked for over this server and not to be kept."""
         if self._stop_recording is not None:
             self._stop_recording()
+        with self._lock:
+            left = [name for name, wish in self._wishes.items() if not (wish.keep or name.startswith(_PENDING))]
+        if self._scope is None or not left or self._shown.get("state") == "ended":
+            return
+        thread = threading.Thread(target=self._end, args=(left,), name="trimtab-scope-end", daemon=True)
+        thread.start()  # ranks that do not answer hold nobody up
+        thread.join(seconds)
+
+    def _end(self, subscriptions: list[str]) -> None:
+        for name in subscriptions:
+            with contextlib.suppress(ValueError):  # it has ended, or the job has
+                self.unsubscribe(name)
 
     def show(self) -> None:
         """Tell what :meth:`refresh` saw. On the event loop."""
@@ -213,7 +228,11 @@ class Service:
             for name in gone:
                 if not any(wish.session == name for wish in self._wishes.values()):
                     del self._sessions[name]
-            return [found for found, wish in self._wishes.items() if wish.session in gone and not wish.keep]
+            return [
+                found
+                for found, wish in self._wishes.items()
+                if wish.session in gone and not (wish.keep or found.startswith(_PENDING))
+            ]
 
     def seen(self, session: Session) -> None:
         """It has asked for something."""

@@ -15,6 +15,7 @@ from trimtab.scope.device.attention.chosen import Chosen, choose
 from trimtab.scope.device.attention.context import all_keys
 from trimtab.scope.device.attention.tiling import Filled, Tiling
 from trimtab.scope.device.attention.visible import places_of
+from trimtab.scope.device.choice import check_heads
 from trimtab.scope.names import Tap
 from trimtab.scope.subscription import MOST_RAW_BYTES, Subscription
 from trimtab.scope.taps.points import AttentionInput
@@ -47,12 +48,7 @@ class AttentionState:
 
 def check_attention(subscription: Subscription, tap: Tap) -> None:
     """ValueError where a head is asked for that the model does not have."""
-    if subscription.heads is None or tap.heads is None:
-        return
-    total = tap.heads[2]
-    for head in subscription.heads:
-        if head >= total:
-            raise ValueError(f"{tap.name}: head {head} is not there, they count from 0 to {total - 1}")
+    check_heads(subscription.heads, tap)
 
 
 def measure_attention(inputs: AttentionInput, subscription: Subscription, state: AttentionState) -> Arrays:
