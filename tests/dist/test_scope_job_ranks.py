@@ -81,7 +81,12 @@ def _train(session: Any, until: Path | None = None) -> list[float]:
     return losses
 
 
+def _started(done: str, rank: int) -> Path:
+    return Path(done).with_name(f"started-{rank}")
+
+
 def _job(rank: int, folder: str, done: str, scope: dict[str, Any]) -> dict[str, Any]:
+    _started(done, rank).touch()
     dist.init_process_group("gloo")
     scope = {"look_seconds": 0.1, "budget": 1.0} | scope
     with trimtab.attach(
@@ -169,17 +174,24 @@ class Collector:
         self.client.close()
 
 
-def _in_background(*args: Any, allow_warnings: bool = False) -> tuple[threading.Thread, list[Any]]:
+def _in_background(
+    folder: str, done: str, scope: dict[str, Any], allow_warnings: bool = False
+) -> tuple[threading.Thread, list[Any]]:
+    """The job, whose ranks have been forked: from a process with threads that may hold locks, they must not be."""
     results: list[Any] = []
 
     def run() -> None:
         try:
-            results.extend(run_ranks(WORLD, _job, *args, allow_warnings=allow_warnings))
+            results.extend(run_ranks(WORLD, _job, folder, done, scope, allow_warnings=allow_warnings))
         except AssertionError as error:
             results.append(str(error))
 
     thread = threading.Thread(target=run)
     thread.start()
+    deadline = time.monotonic() + PATIENCE
+    while thread.is_alive() and not all(_started(done, rank).exists() for rank in range(WORLD)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     return thread, results
 
 
