@@ -11,7 +11,7 @@ import pytest
 from control_wires import SECRET
 
 from trimtab.config import ControlConfig, load
-from trimtab.control.endpoint import Inbox
+from trimtab.control.endpoint import Endpoint, Inbox
 from trimtab.control.hub import Hub
 from trimtab.control.messages import Message
 from trimtab.control.opening import find_hub, join, meet, open_hub
@@ -184,6 +184,18 @@ def test_a_hub_is_found_and_leaves_nothing(tmp_path: Path, transport: str) -> No
         assert inbox.take(SOON) == [Message("summary", "rank.0", b"here")]
         client.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hub_is_prepared_before_anybody_can_find_it(tmp_path: Path) -> None:
+    config = ControlConfig(transport="tcp")
+    found: list[object] = []
+
+    def prepare(endpoint: Endpoint) -> None:
+        found.append(endpoint)
+        assert find_hub(config, tmp_path, {}) is None
+
+    with open_hub(config, tmp_path, {}, prepare) as hub, meet("watch.1", config, tmp_path, {}, found.append) as client:
+        assert found == [hub, client]
 
 
 def test_a_secret_in_a_named_file_stays(tmp_path: Path) -> None:

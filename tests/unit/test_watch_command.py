@@ -22,6 +22,7 @@ from trimtab.control.opening import join, meet
 from trimtab.control.rendezvous import RENDEZVOUS_FILE
 from trimtab.record.live import live
 from trimtab.scan.online.summary import encode
+from trimtab.watch import command as command_module
 from trimtab.watch import source
 from trimtab.watch.command import LOG_FILE, Options, address_of, watch
 
@@ -124,6 +125,19 @@ def test_a_second_one_joins_the_hub_of_the_first(tmp_path):
     ):
         _, out, _ = watched(Options(str(tmp_path), once=True))
     assert "6 ranks" in out
+
+
+def test_ranks_that_have_come_and_gone_before_it_looks_are_heard(tmp_path, monkeypatch):
+    @contextmanager
+    def meet_late(*arguments):
+        with meet(*arguments) as endpoint:
+            speak(tmp_path, Job(ranks=4), 3)  # a busy machine lets this program wait as long
+            wait_for(lambda: not endpoint.names)
+            yield endpoint
+
+    monkeypatch.setattr(command_module, "meet", meet_late)
+    _, out, _ = watched(Options(str(tmp_path), grace=0.0))
+    assert "4 ranks" in out
 
 
 def test_metrics_are_served_where_it_was_asked_for(tmp_path):

@@ -30,6 +30,13 @@ FOLDER: Final = "trimtab-control"
 _ANY: Final = ("0.0.0.0", "::", "")
 _JOIN_SECONDS: Final = 3.0
 
+Prepare = Callable[[Endpoint], None]
+"""What is to be done with an endpoint before it is used."""
+
+
+def _nothing(_endpoint: Endpoint) -> None:
+    """There is nothing to prepare."""
+
 
 class OpenHub:
     """A running hub, and the files by which it is found. A context manager."""
@@ -60,8 +67,12 @@ class OpenHub:
         self.close()
 
 
-def open_hub(config: ControlConfig, run_directory: Path, environment: Mapping[str, str]) -> OpenHub:
+def open_hub(
+    config: ControlConfig, run_directory: Path, environment: Mapping[str, str], prepare: Prepare = _nothing
+) -> OpenHub:
     """A running hub for the job that records into ``run_directory``, which ranks find there.
+
+    ``prepare`` subscribes and promises answers before anybody can connect: what the first rank says is heard, too.
 
     Raises ValueError, in one line, where it cannot be had: no secret, an address that cannot be bound, or a directory
     that cannot be written. A hub that is there already loses the clients that come from now on, see :func:`meet`.
@@ -72,6 +83,7 @@ def open_hub(config: ControlConfig, run_directory: Path, environment: Mapping[st
     try:
         hub = _hub(config, run_directory, secret)
         try:
+            prepare(hub)
             token = secrets.token_hex(16)
             write_rendezvous(run_directory, _rendezvous(hub, config, token), secret)
             hub.start()
@@ -89,20 +101,28 @@ def open_hub(config: ControlConfig, run_directory: Path, environment: Mapping[st
 
 
 @contextlib.contextmanager
-def meet(name: str, config: ControlConfig, run_directory: Path, environment: Mapping[str, str]) -> Iterator[Endpoint]:
+def meet(
+    name: str,
+    config: ControlConfig,
+    run_directory: Path,
+    environment: Mapping[str, str],
+    prepare: Prepare = _nothing,
+) -> Iterator[Endpoint]:
     """An endpoint for a program that watches or steers the job: a client of the hub that is there, else a new hub.
 
+    ``prepare`` gets the endpoint first: of a new hub before anybody can connect.
     Raises ValueError as :func:`open_hub` does.
     """
     if read_offer(config, run_directory, environment) is not None:
         client = join(name, config, run_directory, environment, complaints=Complaints(_say_nothing))
         try:
             if client.wait_connected(_JOIN_SECONDS + 2 * config.poll_seconds):
+                prepare(client)
                 yield client
                 return
         finally:
             client.close()
-    with open_hub(config, run_directory, environment) as hub:
+    with open_hub(config, run_directory, environment, prepare) as hub:
         yield hub
 
 

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.live import Live
 
 from trimtab.config import Config
-from trimtab.control.endpoint import Endpoint as ControlEndpoint
 from trimtab.control.opening import join, meet
 from trimtab.control.sockets import parse_address, show_address
 from trimtab.signals import ended_by_signal
@@ -76,8 +75,7 @@ def watch(
     directory = Path(options.target)
     with ExitStack() as stack:
         stack.enter_context(ended_by_signal())
-        endpoint = stack.enter_context(_connect(options.target, directory, config, environment))
-        source = ChannelSource(endpoint)
+        source = stack.enter_context(_connect(options.target, directory, config, environment))
         scraped = _serve(address_of(options.prometheus), stack, talk) if options.prometheus else None
         log = stack.enter_context(_Log(directory / LOG_FILE if directory.is_dir() else None, talk))
         evidence = Evidence(source, directory if directory.is_dir() else None, windows=options.window)
@@ -98,12 +96,13 @@ def _serve(address: tuple[str, int], stack: ExitStack, talk: Callable[[str], Non
 
 
 @contextlib.contextmanager
-def _connect(target: str, directory: Path, config: Config, environment: Mapping[str, str]) -> Iterator[ControlEndpoint]:
-    """To the hub of the run, or to the one at an address."""
+def _connect(target: str, directory: Path, config: Config, environment: Mapping[str, str]) -> Iterator[ChannelSource]:
+    """What the hub of the run hears, or the one at an address."""
+    source = ChannelSource()
     name = f"watch.{os.getpid()}"  # several may watch
     if directory.is_dir():
-        with meet(name, config.control, directory, environment) as endpoint:
-            yield endpoint
+        with meet(name, config.control, directory, environment, source.listen):
+            yield source
         return
     if directory.exists() or "/" in target or ":" not in target:
         raise ValueError(f"{target}: no such directory; give record.dir of the job, or host:port of a hub")
@@ -112,7 +111,8 @@ def _connect(target: str, directory: Path, config: Config, environment: Mapping[
     try:
         if not client.wait_connected(_GRACE):
             raise ValueError(f"{target}: no hub answers there; is it running, and is this its secret?")
-        yield client
+        source.listen(client)
+        yield source
     finally:
         client.close()
 

@@ -44,13 +44,17 @@ class Source(Protocol):
 
 
 class ChannelSource:
-    """Messages over the channel of :mod:`trimtab.control`. A rank speaks for itself only."""
+    """Messages over the channel of :mod:`trimtab.control`, from :meth:`listen` on. A rank speaks for itself only."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self) -> None:
+        self._endpoint: Endpoint | None = None
         self._inbox = Inbox()
         self._left: deque[Left] = deque(maxlen=1 << 16)
         self._bad = 0
+
+    def listen(self, endpoint: Endpoint) -> None:
+        """Hear what comes to ``endpoint``; of a hub, before it serves, lest ranks come and go unheard."""
+        self._endpoint = endpoint
         endpoint.subscribe(SUMMARY, self._inbox.put)
         endpoint.subscribe(HEARTBEAT, self._inbox.put)
         if isinstance(endpoint, Hub):
@@ -81,6 +85,7 @@ class ChannelSource:
 
     def ask(self, rank: int, subject: str, body: dict[str, Any]) -> Future[bytes]:
         """See :class:`Source`."""
+        assert self._endpoint is not None, "nobody is heard yet, so nobody is asked"
         return self._endpoint.request(f"{_RANK}{rank}", subject, to_json(body))
 
     def _presence(self, presence: Presence) -> None:

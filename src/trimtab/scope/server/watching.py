@@ -66,7 +66,8 @@ class Watching:
             self._stopping.wait(_AGAIN_SECONDS)  # no hub any more, or none yet
 
     def _follow(self, client: Client, watcher: Watcher) -> None:
-        source = ChannelSource(client)
+        source = ChannelSource()
+        source.listen(client)
         while not (self._stopping.is_set() or client.ended):
             messages = source.receive(_TURN_SECONDS)
             now = time.monotonic()
