@@ -52,7 +52,7 @@ def pipeline_times(trace: Trace, wgrad_share: float = 0.5) -> PipelineTimes:
     recorded apart it is taken to be ``wgrad_share`` of the backward pass. Raises ValueError, in one line, where the
     trace does not tell stages and microbatches.
     """
-    stage_of = _stages(trace)
+    stage_of = stages_of(trace)
     passes = _passes(trace.events, stage_of)
     stages, chunks = 1 + max(stage_of.values()), 1 + int(passes["chunk"].max())  # pyright: ignore[reportArgumentType]
     microbatches = _microbatches(passes)
@@ -85,7 +85,7 @@ def pipeline_times(trace: Trace, wgrad_share: float = 0.5) -> PipelineTimes:
     )
 
 
-def _stages(trace: Trace) -> dict[int, int]:
+def stages_of(trace: Trace) -> dict[int, int]:
     """Pipeline stage by rank."""
     stages: dict[int, int] = {}
     for rank, info in trace.ranks.items():

@@ -1,0 +1,1 @@
+"""Collectives of many virtual ranks launched in one order everywhere, whatever order their threads reach them in."""

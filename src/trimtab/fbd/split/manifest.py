@@ -1,0 +1,126 @@
+"""What a forward pass saved, tensor by tensor, without their values: both sides must have the same one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Source = Literal["shipped", "parameter", "shared"]
+"""Where the backward's side gets it from: it comes, or is there: a parameter (or buffer), or an input of both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor that autograd saved, in the order of saving."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    source: Source
+    index: int
+    """Of the storage, the parameter, or the shared input."""
+    offset: int
+    """Elements from the begin of what ``index`` names: of a storage, of what is shipped of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Bytes that are shipped: a part of a storage that one or several slots lie in."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the graph that keeps more than saved tensors."""
+
+    place: int
+    """In the walk of the graph."""
+    name: str
+    slots: tuple[tuple[tuple[str | int, ...], int], ...]
+    """Tensors that it keeps: attribute, and indices and keys into what that holds; with the slot of each."""
+    values: tuple[tuple[str, str], ...]
+    """Attributes that are plain values, written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All of it."""
+
+    slots: tuple[Slot, ...]
+    storages: tuple[Storage, ...]
+    nodes: tuple[Node, ...]
+    names: tuple[str, ...] = field(default=())
+    """Of all nodes, in the order of the walk."""
+
+    @property
+    def bytes(self) -> int:
+        """That travel."""
+        return sum(storage.bytes for storage in self.storages)
+
+    def difference(self, other: Manifest) -> str:
+        """Where ``other``, the backward's side, is not the same; empty: nowhere.
+
+        How much of a storage is shipped, and so where a slot lies in it, is the forward's affair.
+        """
+        counts = (("nodes", self.names, other.names), ("saved tensors", self.slots, other.slots))
+        for what, ours, theirs in counts:
+            if len(ours) != len(theirs):
+                return f"the forward made {len(ours)} {what}, the backward's side has {len(theirs)}"
+        for place, (a, b) in enumerate(zip(self.names, other.names, strict=True)):
+            if a != b:
+                return f"node {place} of the graph is {a} in the forward and {b} here"
+        for number, (a, b) in enumerate(zip(self.slots, other.slots, strict=True)):
+            if _essence(a) != _essence(b):
+                return f"saved tensor {number} is {_said(a)} in the forward and {_said(b)} here"
+        for a, b in zip(self.nodes, other.nodes, strict=True):
+            if (a.place, a.slots, a.values) != (b.place, b.slots, b.values):
+                here, there = (one.values or one.slots for one in (a, b))
+                return f"{a.name} (node {a.place}) keeps {here} in the forward and {there} here"
+        return ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> Manifest:
+        """The way back. ValueError for what is no manifest."""
+        try:
+            return cls(
+                tuple(
+                    Slot(
+                        one["dtype"],
+                        tuple(one["shape"]),
+                        tuple(one["stride"]),
+                        one["source"],
+                        one["index"],
+                        one["offset"],
+                    )
+                    for one in said["slots"]
+                ),
+                tuple(Storage(one["bytes"]) for one in said["storages"]),
+                tuple(
+                    Node(
+                        one["place"],
+                        one["name"],
+                        tuple((tuple(path), slot) for path, slot in one["slots"]),
+                        tuple((name, value) for name, value in one["values"]),
+                    )
+                    for one in said["nodes"]
+                ),
+                tuple(said["names"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"manifest: it makes no sense ({type(error).__name__}: {error})") from None
+
+
+def _essence(slot: Slot) -> tuple[object, ...]:
+    known = () if slot.source == "shipped" else (slot.index, slot.offset)
+    return (slot.dtype, slot.shape, slot.stride, slot.source, *known)
+
+
+def _said(slot: Slot) -> str:
+    shape = "x".join(map(str, slot.shape)) or "a scalar"
+    where = slot.source if slot.source == "shipped" else f"{slot.source} {slot.index}"
+    return f"{slot.dtype} {shape} ({where})"

@@ -1,0 +1,63 @@
+"""The other way: the backward's side runs the forward once more, from the stage's input and the random states.
+
+Less travels, and more is computed. It needs nothing of how the forward is made: no graph is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trimtab.fbd.split.random_states import RandomStates
+
+Stage = Callable[..., tuple[torch.Tensor, ...]]
+"""A forward pass: inputs in, outputs out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What the backward's side needs to run the forward again."""
+
+    inputs: tuple[torch.Tensor, ...]
+    states: tuple[torch.Tensor, ...]
+
+    @property
+    def bytes(self) -> int:
+        """That travel."""
+        return sum(one.numel() * one.element_size() for one in (*self.inputs, *self.states))
+
+
+def forward_only(
+    stage: Stage, inputs: Sequence[torch.Tensor], random: RandomStates
+) -> tuple[tuple[torch.Tensor, ...], Seed]:
+    """Run ``stage`` on the forward's side, without a graph: its outputs, and what to send."""
+    seed = Seed(tuple(one.detach() for one in inputs), random.capture())
+    with torch.no_grad():
+        outputs = stage(*inputs)
+    return tuple(outputs), seed
+
+
+def backward_again(
+    stage: Stage,
+    inputs: Sequence[torch.Tensor],
+    states: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    random: RandomStates,
+) -> tuple[torch.Tensor | None, ...]:
+    """Run ``stage`` with the same draws, then backwards: gradients are accumulated into its parameters.
+
+    Args:
+        inputs: what came; floating point ones get a gradient.
+        states: of the forward's random generators, before it.
+        gradients: of each output that has one; None: 1, for a scalar.
+
+    Returns:
+        The gradient of each input; None where it has none.
+    """
+    leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in inputs]
+    with random.kept(states), torch.enable_grad():
+        outputs = tuple(one for one in stage(*leaves) if one.requires_grad)
+        torch.autograd.backward(outputs, list(gradients))
+    return tuple(one.grad for one in leaves)

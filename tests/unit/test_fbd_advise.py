@@ -1,0 +1,189 @@
+"""Advice on disaggregation: the cost model's figures, what fits, and what it recommends."""
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimtab.fbd.advise.advice import advise
+from trimtab.fbd.advise.candidates import Candidate, Way, candidates
+from trimtab.fbd.advise.flow import Flow, Stage, run
+from trimtab.fbd.advise.predict import bound, predict
+from trimtab.fbd.advise.report import as_json, svg
+from trimtab.fbd.advise.training import Devices, Helpers, Training, exposure_at
+
+pytestmark = pytest.mark.timeout(60)
+ENDLESS = Devices(memory=1e18, bandwidth=1e18)
+
+
+def training(kappa: float = 0.0, *, tp: int = 8, pp: int = 1, microbatches: int = 240, **more: float) -> Training:
+    """F : B = 1 : 2 on every stage."""
+    exposed = (kappa,) * pp if tp > 1 else (0.0,) * pp
+    return Training((1.0,) * pp, (2.0,) * pp, exposed, exposed, tp, microbatches, 32, 4096, 4096, **more)
+
+
+@pytest.mark.parametrize("kappa", [0.1, 0.3, 0.7, 1.2])
+def test_shipping_gains_what_the_cost_model_says(kappa):
+    """Ordinary takes t(3 + 2 kappa), shipping t(3 + kappa); whole ratios come within 2 % of the balanced one."""
+    found = advise(training(kappa), ENDLESS)
+    ship = next(one for one in found.predictions if one.candidate.way is Way.SHIP)
+    assert found.gain(ship) == pytest.approx((3 + 2 * kappa) / (3 + kappa), rel=0.02)
+    assert found.gain(ship) <= (3 + 2 * kappa) / (3 + kappa)
+
+
+def test_recomputing_never_beats_an_ordinary_job_that_fits():
+    """t(4 + 2 kappa) against t(3 + 2 kappa)."""
+    for kappa in (0.0, 1.2):
+        found = advise(training(kappa), ENDLESS)
+        best = max(found.gain(one) for one in found.predictions if one.candidate.way is Way.SEND_INPUT)
+        assert best <= (3 + 2 * kappa) / (4 + 2 * kappa) * 1.001
+
+
+def test_without_exposed_communication_it_does_not_pay():
+    found = advise(training(0.0), ENDLESS)
+    assert not found.pays
+    assert not found.best.candidate.disaggregated
+
+
+def test_lower_tensor_parallelism_is_said_to_be_better_where_it_fits():
+    found = advise(training(0.7), ENDLESS)
+    assert not found.pays
+    assert (found.best.candidate.way, found.best.candidate.tp) == (Way.ORDINARY, 1)
+    assert any("needs no disaggregation" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize(("speed", "gain"), [(0.35, 1.35), (0.5, 1.5), (1.0, 1.5)])
+def test_forward_only_helpers_pay_when_shipping(speed, gain):
+    found = advise(training(tp=1, microbatches=400), ENDLESS, Helpers(1, speed, memory=1e18))
+    assert found.pays
+    assert found.best.candidate.on_helpers
+    assert found.gain(found.best) == pytest.approx(gain, rel=0.01)
+
+
+def test_forward_only_helpers_give_nothing_where_the_forward_is_run_again():
+    helpers = Helpers(1, 0.35, memory=1e18)
+    found = advise(training(tp=1, microbatches=400), ENDLESS, helpers)
+    again = [one for one in found.predictions if one.candidate.on_helpers and one.candidate.way is Way.SEND_INPUT]
+    assert again
+    assert all(found.gain(one) <= 1.001 for one in again)
+
+
+def test_what_helpers_cost_is_counted_where_their_price_is_known():
+    helpers = Helpers(1, 0.35, memory=1e18, price=0.5)
+    reasons = advise(training(tp=1, microbatches=400), ENDLESS, helpers).reasons
+    (said,) = [reason for reason in reasons if reason.startswith("For the money")]
+    assert re.search(r"trains (9\.\d|10\.\d)% less", said)
+
+
+def test_a_slow_link_limits_shipping():
+    job = training(0.7)
+    candidate = Candidate(Way.SHIP, 1, 8, 1, 3, 1)
+    volume = job.saved * job.hidden * job.tokens * 2 * job.layers
+    slow = replace(ENDLESS, bandwidth=volume / 100.0)  # 100 s for what is computed in 8
+    fast, limited = (predict(job, devices, candidate) for devices in (ENDLESS, slow))
+    assert limited.step == pytest.approx(100.0 * job.microbatches / 3, rel=0.05)
+    assert fast.step < limited.step / 5
+
+
+def test_forwards_wait_for_the_new_weights():
+    job = training(0.7, microbatches=8, parameters=1e9)
+    candidate = Candidate(Way.SHIP, 1, 8, 1, 3, 1)
+    late = predict(job, replace(ENDLESS, bandwidth=2e9 / 5), candidate)
+    assert late.step > predict(job, ENDLESS, candidate).step + 5
+
+
+def test_what_does_not_fit_says_why_and_is_not_recommended():
+    job = training(0.7, pp=4, microbatches=16, parameters=8e9)
+    found = advise(job, Devices(memory=22e9, bandwidth=1e12))
+    assert found.best.fits
+    refused = [one for one in found.predictions if not one.fits]
+    assert refused
+    assert all("room for" in one.reason or "fit" in one.reason for one in refused)
+
+
+def test_a_job_that_does_not_fit_at_all_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="does not fit into devices of 5 GB") as refused:
+        advise(training(parameters=1e12), Devices(memory=5e9))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"forward": ()}, "forward"),
+        ({"forward": (math.nan,)}, "finite"),
+        ({"backward": (0.0,)}, "take time"),
+        ({"backward": (1.0, 1.0)}, "each of the 1 stages"),
+        ({"tp": 0}, "tp is at least 1"),
+        ({"layers": 0}, "layers is at least 1"),
+        ({"saved": 0.0}, "saved is above 0"),
+        ({"tp": 1}, "degree of 1"),
+    ],
+)
+def test_nonsense_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        replace(training(0.3), **changes)
+
+
+def test_exposure_follows_the_volume_of_a_ring():
+    assert exposure_at(7.0, 8, 8) == pytest.approx(7.0)
+    assert exposure_at(7.0, 8, 2) == pytest.approx(4.0)
+    assert exposure_at(7.0, 8, 1) == 0.0
+
+
+def test_ordinary_training_is_one_forward_one_backward():
+    """(m + p - 1)(F + B), with at most p - i microbatches held on stage i."""
+    stage = Stage(1.0, 0.0, 0.0, 2.0, 2.0, cap=1)
+    ran = run(Flow(tuple(replace(stage, cap=4 - i) for i in range(4)), 12))
+    assert ran.makespan == pytest.approx((12 + 3) * 3)
+    assert ran.peak == [4, 3, 2, 1]
+    assert ran.busy_trainers == pytest.approx(12 / 15)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    caps=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    seconds=st.tuples(*[st.floats(0.1, 4.0)] * 4),
+    microbatches=st.integers(1, 12),
+    trainers=st.integers(1, 3),
+    helpers=st.integers(1, 3),
+    helped=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+)
+def test_no_flow_deadlocks_holds_too_much_or_is_faster_than_its_busiest_device(
+    caps, seconds, microbatches, trainers, helpers, helped
+):
+    own, forward, ship, backward = seconds
+    stages = tuple(Stage(own, forward, ship, backward, backward, cap) for cap in caps)
+    flow = Flow(stages, microbatches, trainers, helpers, helped)
+    ran = run(flow)
+    by_helpers = sum(flow.is_helped(one) for one in range(microbatches))
+    work = by_helpers * backward + (microbatches - by_helpers) * (own + backward)
+    assert ran.makespan >= work / trainers - 1e-9
+    assert ran.makespan >= max(forward, ship) * by_helpers / helpers - 1e-9
+    assert all(peak <= cap for peak, cap in zip(ran.peak, caps, strict=True))
+    assert ran.busy_trainers * ran.makespan * len(caps) * trainers == pytest.approx(work * len(caps))
+
+
+@settings(max_examples=25, deadline=None)
+@given(kappa=st.floats(0.0, 1.5), pp=st.sampled_from([1, 2, 4]), microbatches=st.integers(1, 24))
+def test_no_prediction_beats_its_bound(kappa, pp, microbatches):
+    job = training(kappa, tp=4, pp=pp, microbatches=microbatches)
+    for one in list(candidates(job))[::37]:
+        assert predict(job, ENDLESS, one).throughput <= bound(job, ENDLESS, one) * (1 + 1e-9)
+
+
+def test_the_same_in_json_and_as_a_picture():
+    found = advise(training(0.7, pp=2, microbatches=8), Devices(memory=141e9, bandwidth=2e11))
+    said = json.loads(json.dumps(as_json(found)))
+    assert said["schema"] == "trimtab.fbd-advice/1"
+    assert said["recommended"] == found.best.candidate.name
+    assert [one["gain"] for one in said["candidates"] if one["fits"]] == sorted(
+        (one["gain"] for one in said["candidates"] if one["fits"]), reverse=True
+    )
+    picture = svg(found)
+    assert picture.count("<rect") >= 4
+    assert found.best.candidate.name in picture
