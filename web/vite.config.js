@@ -1,5 +1,6 @@
 import { svelte } from '@sveltejs/vite-plugin-svelte'
 import { defineConfig } from 'vitest/config'
+import { licences } from './scripts/licences.js'
 
 // For `vite dev`: the address of a running `trimtab scope serve`, and the token of its link.
 const server = process.env['TRIMTAB_SERVER']
@@ -15,13 +16,14 @@ const proxy = server && {
 }
 
 export default defineConfig({
-  plugins: [svelte()],
+  plugins: [svelte(), licences()],
   build: {
     outDir: '../src/trimtab/scope/server/static',
     emptyOutDir: true,
     target: 'es2022',
     modulePreload: { polyfill: false },
     reportCompressedSize: false,
+    rolldownOptions: { checks: { pluginTimings: false } }, // says how busy the machine is
     assetsInlineLimit: 0, // the content security policy lets data: through for images only
   },
   server: proxy ? { proxy: { '/api': proxy } } : {},

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from trimtab import __version__, config
+from trimtab.fbd.commands import app as fbd_app
 from trimtab.output import STDOUT, write_text
 from trimtab.output import console as _console
 from trimtab.output import talk as _talk
@@ -200,6 +201,9 @@ def scan(
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as JSON (-: to stdout).")] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as one HTML page.")] = None,
     perfetto: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the result in the (first) DIR, where trimtab scope shows it.")
+    ] = False,
     run_id: RunId = None,
     attempt: Attempt = None,
     summaries: Annotated[
@@ -226,11 +230,13 @@ def scan(
     from trimtab.scan import analyze
     from trimtab.scan.fold import engines
     from trimtab.scan.fold.load import load
-    from trimtab.scan.report import schema, terminal
+    from trimtab.scan.report import keeping, schema, terminal
     from trimtab.scan.report.html import render as html_page
     from trimtab.scan.whatif import parse
 
     questions = [parse(text) for text in what_if or ()]
+    if save:
+        keeping.check(directories[0])
     if summaries:
         with _working(f"reading {directories[0]}"):
             trace = _read(directories, run_id, attempt)
@@ -255,6 +261,8 @@ def scan(
         from trimtab.traces.perfetto import write_perfetto
 
         write_perfetto(trace, perfetto)
+    if save:
+        keeping.keep(directories[0], report, analysis.plots)
     if STDOUT not in (json, html):
         terminal.render(report, _console())
     return EXIT_FOUND if fail_on is FailOn.FINDING and report.findings else 0
@@ -352,6 +360,7 @@ def watch(
 
 app.command("simulate")(simulate_command.simulate)
 app.add_typer(scope_app, name="scope")
+app.add_typer(fbd_app, name="fbd")
 
 
 @app.command("compile")
@@ -392,21 +401,35 @@ def demo(
     layout: Annotated[str | None, typer.Option(metavar="TP2,PP2,DP2", help="Parallel layout.")] = None,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to train on.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is written.")] = Path("trimtab-demo"),
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="Open a browser at the end, and serve it until Ctrl-C.")
+    ] = False,
+    page: Annotated[
+        bool, typer.Option("--serve/--no-serve", help="Leave a server for the browser, which ends when nobody looks.")
+    ] = True,
 ) -> int:
     """Train a small GPT on this machine, slow one rank, and let scan find it."""
     from trimtab import demo as demonstration
+    from trimtab import demo_scope
 
     options = demonstration.Options(out=out, fault=fault, steps=steps, data=data, layout=layout)
     demonstration.check_installed()
+    if open_browser:
+        demo_scope.check_installed()
     planned = demonstration.plan(options, demonstration.count_gpus(), os.environ)
     demonstration.prepare(out)
     for line in demonstration.introduction(planned):
         _talk(line)
-    demonstration.train(planned, out, _talk)
+    with demo_scope.recording(out / "run", steps, planned.environment, _talk):
+        demonstration.train(planned, out, _talk)
     _talk("Scanning what the ranks recorded.")
     html, perfetto = out / "report.html", out / "trace.perfetto-trace"
-    scan([out / "run"], json=str(out / "report.json"), html=str(html), perfetto=perfetto)
+    scan([out / "run"], json=str(out / "report.json"), html=str(html), perfetto=perfetto, save=True)
     _talk(f"\nThe report: {html}\nThe trace: {perfetto} (open it in https://ui.perfetto.dev)")
+    if open_browser:
+        demo_scope.show(out / "run")
+    elif page:
+        _talk(demo_scope.leave_open(out / "run", out / demo_scope.LOG))
     return 0
 
 

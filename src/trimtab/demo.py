@@ -19,12 +19,13 @@ from typing import Final
 
 from trimtab.localjob import RankError, run_ranks
 from trimtab.record.injection.faults import parse_fault
+from trimtab.scope.server import visiting
 from trimtab.topology import Topology
 
 MARKER: Final = ".trimtab-demo"
 """A file that says that a directory is a demo's and may be replaced."""
 
-_OURS: Final = ("run", "demo.toml", "training.log", "report.html", "report.json", "trace.perfetto-trace")
+_OURS: Final = ("run", "demo.toml", "training.log", "scope.log", "report.html", "report.json", "trace.perfetto-trace")
 _LEAST_STEPS: Final = 6
 _MOST_EMULATED_RANKS: Final = 32
 """Half a gigabyte each, and more of them than cores by far: beyond this a machine chokes instead of training."""
@@ -138,6 +139,10 @@ def _config_text(run_dir: Path, emulated: bool, fault: str | None) -> str:
         f"dir = {quoted(str(run_dir))}",
         'run_id = "demo"',
         "",
+        "[scope]",
+        "look_seconds = 0.1  # the run is short",
+        "budget = 0.1  # and so are its steps",
+        "",
         "[engine]",
         'name = "megatron"',
     ]
@@ -213,6 +218,7 @@ def prepare(out: Path) -> None:
         raise ValueError(f"{out}: is a file; choose another directory with --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARKER).is_file():
         raise ValueError(f"{out}: holds files that no demo made; choose another directory with --out")
+    visiting.close(out / "run")
     for name in _OURS:
         path = out / name
         if path.is_dir() and not path.is_symlink():

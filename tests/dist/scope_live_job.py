@@ -73,7 +73,7 @@ def main(folder: Path, arguments: list[str]) -> None:
         if not references:
             references.append(Reference(model[0]))
         reference = references[0]
-        _stop_together(folder, reference.step + 1)
+        stop_together(folder, reference.step + 1)
         reference.begin(reference.step + 1)
         return plain_step(args, model, optimizer, data)
 
@@ -93,7 +93,7 @@ def dist_rank() -> int:
     return int(os.environ["RANK"])
 
 
-def _stop_together(folder: Path, step: int) -> None:
+def stop_together(folder: Path, step: int) -> None:
     """Rank 0 says at which step, ahead of it: no rank is ever a whole step before another."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0 and (folder / STOP).exists() and not store.check([STOP]):

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import jsonschema
 import pytest
 from attempts import Others, Outcome, until_right
 
 from trimtab.scan.report.schema import json_schema
+from trimtab.scope.server import visiting
 
 pytest.importorskip("megatron.core")
 
@@ -38,6 +40,27 @@ def _demo(out: Path) -> tuple[str, dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert "step     8/8 | loss" in done.stderr
+    _look(out / "run", done.stderr)
     report = json.loads((out / "report.json").read_text())
     jsonschema.validate(report, json_schema())
     return done.stdout, report
+
+
+def _look(run: Path, said: str) -> None:
+    """The link that it ends with opens the page, and what was recorded can be seen there; nothing is left."""
+    server = visiting.running(run)
+    assert server is not None, said
+    try:
+        assert f"In the browser: {server.link}\n" in said
+        with httpx2.Client(base_url=server.url) as browser:
+            assert browser.get(server.link, follow_redirects=True).status_code == 200
+            (recorded,) = browser.get("/api/v1/runs").json()["runs"]
+            assert (recorded["label"], recorded["error"]) == ("demo", "")
+            assert 4 <= recorded["last_step"] <= 7
+            report = browser.get(f"/api/v1/runs/{recorded['name']}/report").json()
+            assert report["schema"] == "trimtab.report/1"
+            taps = browser.get(f"/api/v1/runs/{recorded['name']}/taps").json()["taps"]
+            assert {"layers.1.output", "layers.0.attention.map", "loss"} <= {tap["name"] for tap in taps}
+    finally:
+        visiting.close(run)
+    assert visiting.running(run) is None

@@ -1,6 +1,7 @@
 """The commands: exit codes, what goes to which stream, one-line errors, and arguments that pass through untouched."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import trimtab.scan
 from trimtab import cli, demo, launch
 from trimtab.events import FILE_SUFFIX
 from trimtab.record.windows.window_files import read_request
+from trimtab.scan.report import plots_json
 from trimtab.scan.report.schema import json_schema
 from trimtab.topology import Topology
 from trimtab.traces import own_write
@@ -142,6 +144,29 @@ def test_scan_writes_all_reports(command, slow_run, tmp_path):
     assert "Rank 3 computes" in files["html"].read_text()
     assert files["perfetto-trace"].stat().st_size > 1_000
     assert sorted(tmp_path.iterdir()) == sorted(files.values())
+
+
+def test_scan_keeps_its_result_with_the_run(command, slow_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(slow_run, run)
+    before = {path.name for path in run.iterdir()}
+    code, out, _ = command("scan", run)
+    assert {path.name for path in run.iterdir()} == before, "a question changes nothing"
+    code, again, _ = command("scan", run, "--save")
+    assert (code, again) == (0, out)
+    assert {path.name for path in run.iterdir()} - before == {"report.json", "report-plots.json"}
+    assert json.loads((run / "report.json").read_text())["findings"][0]["ranks"] == [3]
+    drawn = json.loads((run / "report-plots.json").read_text())
+    jsonschema.validate(drawn, plots_json.json_schema())
+    assert max(drawn["by_rank"]["lost_s"]) == drawn["by_rank"]["lost_s"][3]
+    assert command("scan", run)[:2] == (0, out), "what is kept there is no trace"
+
+
+def test_scan_says_where_it_cannot_keep_its_result(command, tmp_path):
+    (tmp_path / "trace.json").write_text("{}")
+    code, out, err = command("scan", tmp_path / "trace.json", "--save")
+    assert (code, out) == (2, "")
+    assert "is no directory; give the run directory" in err
 
 
 def test_json_on_stdout_is_all_there_is(command, slow_run):
@@ -287,7 +312,7 @@ def test_demo_trains_scans_and_reports(command, monkeypatch, tmp_path, slow_run)
     def train(planned, out, talk):
         assert planned.fault == "slow_compute:rank=3,factor=1.5,steps=10-"
         talk("  step 1/16 | loss 5.5")
-        (out / "run").symlink_to(slow_run)
+        shutil.copytree(slow_run, out / "run")
 
     monkeypatch.setattr(demo, "train", train)
     monkeypatch.setattr(demo, "count_gpus", lambda: 0)
@@ -298,6 +323,9 @@ def test_demo_trains_scans_and_reports(command, monkeypatch, tmp_path, slow_run)
     assert "emulated" in err
     assert "step 1/16" in err
     assert {"report.html", "report.json", "trace.perfetto-trace"} <= {path.name for path in out_dir.iterdir()}
+    kept = json.loads((out_dir / "run" / "report.json").read_text())
+    assert kept == json.loads((out_dir / "report.json").read_text())
+    assert (out_dir / "run" / "report-plots.json").is_file()
 
 
 def test_demo_refuses_a_directory_of_others(command, monkeypatch, tmp_path):

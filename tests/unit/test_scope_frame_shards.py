@@ -74,10 +74,21 @@ def test_tiles_lie_side_by_side(axis):
     frames = [frame("tiles", tiled(piece), shard, rank) for rank, shard, piece in parts(axis, 2)]
     values = merge_frames(frames[::-1]).arrays["values"]
     assert values.shape == (16, 6)
+    assert merge_frames(frames).arrays["extent"].tolist() == [16, 6, 1, 1]
     assert np.abs(values - X.reshape(16, 6)).max() <= (X.max() - X.min()) / 253
     alone = merge_frames([frame("tiles", tiled(X))])
     assert alone.arrays["tiles"].dtype == np.uint8  # as it came, and its values
     assert np.isinf(tile_values(np.array([[254, 255]], np.uint8), np.array([0.0, 1.0]))).tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize(
+    ("extent", "whole"), [((6, 4, 2, 2), [12, 4, 2, 2]), ((5, 4, 2, 2), None), ((6, 3, 2, 2), [12, 3, 2, 2])]
+)
+def test_an_extent_of_the_whole_is_told_where_its_tiles_are_of_one_size(extent, whole):
+    arrays = {"tiles": np.zeros((3, 2), np.uint8), "scale": np.zeros(2, np.float32), "extent": np.array(extent)}
+    frames = [frame("tiles", arrays, (("sp", rank, 2),), rank) for rank in range(2)]
+    found = merge_frames(frames).arrays.get("extent")
+    assert (None if found is None else found.tolist()) == whole
 
 
 def test_tiles_over_chosen_dimensions_lie_side_by_side_along_them():

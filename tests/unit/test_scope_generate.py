@@ -344,6 +344,9 @@ def test_command(tiny: tuple[Path, tiny_gguf.Weights], tmp_path: Path, monkeypat
         assert one.arrays["entropy"][0] == pytest.approx(step["entropy"], abs=1e-5)
         texts = json.loads(one.arrays["texts"].tobytes())
         assert texts == [step["token"]["text"], *(candidate["text"] for candidate in step["top"])]
+    begun, ended = recording.notes("tokens")
+    assert ended["labels"][: ended["prompt"]] == begun["labels"]
+    assert ended["labels"][ended["prompt"] :] == [step["token"]["text"] for step in said["steps"]]
     rows = list(recording.merged("layers.1.attention.map", "attention"))
     assert rows[0].arrays["heads"].tolist() == [0, 1]
     assert np.allclose(rows[2].arrays["probabilities"].sum(-1), 1.0, atol=1e-5)

@@ -14,10 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from sample_reports import plots
 from scope_server_parts import RANKS, STEPS, Site, record, site, values
 
-from trimtab.scope.frame import Frame, decode_all
+from trimtab.scan.report import plots_json
+from trimtab.scope.frame import Frame, decode_all, encode, split
 from trimtab.scope.recording.format import pack_file_head
+from trimtab.scope.recording.recorder import Recorder
 from trimtab.scope.server.api.frames import encoded
 from trimtab.scope.server.api.series import _as_frames
 from trimtab.scope.server.api.table import ENDPOINTS
@@ -36,6 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record(root / "disturbed", "disturbed", noise=1e-3)
     (root / "empty").mkdir()
     (root / "clean" / "report.json").write_text(json.dumps({"verdict": "healthy"}))
+    (root / "clean" / "report-plots.json").write_text(plots_json.to_json(plots()))
     alarm = {"kind": "slow_rank", "ranks": [3]}
     lines = [{"event": "alarm", "step": 7, "alarm": alarm}, {"event": "hang", "step": 9, "says": "<script>"}]
     (root / "clean" / "trimtab-watch.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half')
@@ -127,6 +131,17 @@ def test_matrices_of_layers_and_of_ranks(shown: Site, run: str, reduce: str) -> 
     (frame,) = decode_all(answer.content)
     assert frame.meta["rows"] == found["rows"]
     np.testing.assert_allclose(frame.arrays["values"], found["values"], rtol=1e-6)
+    assert frame.arrays["special"].tolist() == [[1] * 6, [1, 3, 1, 1, 1, 1]]
+
+
+def test_a_matrix_says_where_there_is_nothing_and_where_nan(shown: Site, run: str) -> None:
+    query = {"pattern": "layers.1.output", "rows": "ranks", "first": 4, "last": STEPS, "format": "binary"}
+    answer = shown.client.get(f"/api/v1{run}/matrix", params=query, headers=shown.headers)
+    (frame,) = decode_all(answer.content)
+    expected = np.ones((RANKS, STEPS - 4 + 1), np.uint8)
+    expected[2, 1], expected[:, -1] = 3, 0
+    np.testing.assert_array_equal(frame.arrays["special"], expected)
+    np.testing.assert_array_equal(np.isnan(frame.arrays["values"]), expected == 0)
 
 
 def test_histograms_count_every_element_once(shown: Site, run: str) -> None:
@@ -200,6 +215,8 @@ def test_runs_notices_report_and_the_log_of_watch(shown: Site, run: str) -> None
     assert sorted(one["label"] for one in listed.values()) == ["", "clean", "disturbed"]
     assert listed[run.removeprefix("/runs/")]["last_step"] == STEPS - 1
     assert listed["empty"]["error"] == "nothing is recorded there yet"
+    known = {one["directory"]: (one["recorded"], one["report"]) for one in listed.values()}
+    assert known == {"clean": (True, True), "disturbed": (True, False), "empty": (False, False)}
     assert shown.refused("/runs/empty/taps") == (422, "empty: nothing is recorded there yet")
     assert shown.get(f"{run}/notices")["notices"][0]["text"] == "<b>step</b>"
     assert shown.get(f"{run}/notices", first=4)["notices"] == []
@@ -340,6 +357,25 @@ def test_what_is_appended_is_seen(tmp_path: Path) -> None:
         assert shown.get(f"/runs/{first['name']}/steps", tap="layers.0.output")["steps"] == list(range(30))
 
 
+def test_a_text_that_was_generated(tmp_path: Path) -> None:
+    """What was said last counts; what makes no sense is left out."""
+    (tmp_path / "scope").mkdir()
+    recorder = Recorder(tmp_path / "scope", "generate", 0, lambda notice: pytest.fail(notice.text))
+    with site(tmp_path) as shown:
+        recorder.note("generate", {"prompt": "a b", "model": {}, "sampling": {}})
+        recorder.note("tokens", {"labels": ["a", " b"], "prompt": 2})
+        recorder.frame(split(encode(Frame("logits", "nexttoken", "1", 0, 0, 0, arrays={"ids": np.zeros((1, 1))})))[0])
+        recorder.note("tokens", {"labels": ["a", " b", "<img>", 7], "prompt": 2})
+        recorder.close()
+        (run,) = shown.service.runs.names()
+        found = shown.get(f"/runs/{run}/text")
+        assert found == {"generated": True, "prompt": "a b", "prompt_tokens": 2, "tokens": ["a", " b", "<img>", ""]}
+
+
+def test_a_run_of_a_job_has_no_text(shown: Site, run: str) -> None:
+    assert shown.get(f"{run}/text") == {"generated": False, "prompt": "", "prompt_tokens": 0, "tokens": []}
+
+
 def test_what_two_subscriptions_asked_for_counts_once(tmp_path: Path) -> None:
     x = values("logits", 0, 0)
     arrays = {"vector": vector_of(x), "shift": np.zeros(1)}
@@ -372,13 +408,15 @@ def test_frames_that_are_too_long_come_in_pieces() -> None:
 
 def test_large_matrices_come_in_several_frames() -> None:
     values = np.arange(600 * 400, dtype=np.float32).reshape(600, 400)
-    found = decode_all(b"".join(_as_frames({"rows": list(range(600)), "last": 9}, values)))
+    special = (values % 7).astype(np.uint8)
+    found = decode_all(b"".join(_as_frames({"rows": list(range(600)), "last": 9}, values, special)))
     assert len(found) > 1
     assert [one.meta["first_row"] for one in found] == [
         0,
         *np.cumsum([len(one.arrays["values"]) for one in found])[:-1],
     ]
-    np.testing.assert_array_equal(np.concatenate([one.arrays["values"] for one in found]), values)
+    for name, expected in (("values", values), ("special", special)):
+        np.testing.assert_array_equal(np.concatenate([one.arrays[name] for one in found]), expected)
 
 
 # ------------------------------------------------------------------ the description
@@ -399,9 +437,11 @@ def asked() -> dict[str, dict[str, Any]]:
         "run": {},
         "recordedTaps": {},
         "recordedSubscriptions": {},
+        "generatedText": {},
         "notices": {},
         "recordedAudit": {},
         "report": {},
+        "reportPlots": {},
         "watchLog": {},
         "series": {**tap, "by": "rank", "buckets": 7},
         "matrix": {**pattern, "buckets": 5},
@@ -418,7 +458,7 @@ def asked() -> dict[str, dict[str, Any]]:
     }
 
 
-NO_JOB = ("taps", "watch", "audit", "paired", "tiles", "attention", "pca", "tokens", "raw", "nexttoken")
+NO_JOB = ("taps", "watch", "watchSteps", "audit", "paired", "tiles", "attention", "pca", "tokens", "raw", "nexttoken")
 """Answered 503 or 404 here: there is no job, and no such frames."""
 
 

@@ -48,13 +48,34 @@ def tile_values(tiles: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float32]
 
 
 def tiles(frames: Sequence[Frame]) -> Arrays:
-    """``values`` f32 (R, C) of all parts; of a single one also what it came as."""
+    """``values`` f32 (R, C) of all parts, and ``extent`` where their tiles fit into one grid; of a single part also
+    what it came as."""
     values = [tile_values(frame.arrays["tiles"], frame.arrays["scale"]) for frame in frames]
     if len(frames) == 1:
         return {**frames[0].arrays, "values": values[0]}
     dims = frames[0].meta.get("dims")
     along = _matrix_dimension if dims is None else _dimension_of_two(str(dims[0]), str(dims[1]))
-    return {"values": _laid(frames, values, along)}
+    whole = {"values": _laid(frames, values, along)}
+    if all("extent" in frame.arrays for frame in frames):
+        high, wide = (_laid(frames, [_sides(frame, side) for frame in frames], along) for side in (0, 1))
+        heights, widths = high[:, 0], wide[0]
+        if _even(heights) and _even(widths):
+            extent = [heights.sum(), widths.sum(), heights[0], widths[0]]
+            whole["extent"] = np.array(extent, np.int64)
+    return whole
+
+
+def _sides(frame: Frame, side: int) -> NDArray[np.int64]:
+    """Height (side 0) or width (1) of each tile, in the places of the tiles."""
+    shape = frame.arrays["tiles"].shape
+    size, step = (int(frame.arrays["extent"][at]) for at in (side, 2 + side))
+    lengths = np.minimum(step, size - np.arange(shape[side], dtype=np.int64) * step)
+    return np.broadcast_to(lengths[:, None] if side == 0 else lengths, shape)
+
+
+def _even(lengths: NDArray[np.int64]) -> bool:
+    """All but the last are of one size, and that is no larger."""
+    return bool((lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0])
 
 
 def rows(frames: Sequence[Frame]) -> Arrays:

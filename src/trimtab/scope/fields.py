@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 MOST_INTEGER: Final = (1 << 53) - 1
 """Larger ones are not the same number in every reader of JSON."""
+_LARGEST: Final = sys.float_info.max
+"""JSON knows larger whole numbers, which are none of ours."""
 _ABSENT: Final = object()
 
 
@@ -42,7 +45,7 @@ class Fields:
         found = self._take(name, default)
         if found is default and default is not _ABSENT:
             return found
-        if type(found) not in (int, float) or not math.isfinite(found) or not low <= found <= high:
+        if type(found) not in (int, float) or not abs(found) <= _LARGEST or not low <= found <= high:
             upwards = f" from {low:g} on" if low > -math.inf else ""
             self._refuse(
                 name, "a finite number" + upwards if high == math.inf else f"a number from {low:g} to {high:g}", found

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,6 +28,8 @@ DATA_AXES: Final = ("dp",)
 _MOST_OPEN: Final = 4096
 """Moments of tensors that wait for the rest of their ranks."""
 _MOST_COMPARED: Final = 1 << 16
+_PIECE_BYTES: Final = 900_000
+"""Of arrays in one frame: with its header it stays below what a frame may be."""
 
 
 class Key(NamedTuple):
@@ -160,6 +162,23 @@ def merge_frames(
         tuple(alarms),
         max(frame.unix_ns for frame in taken),
     )
+
+
+def cut(frame: Frame) -> Iterator[Frame]:
+    """A frame in pieces where it is longer than one may be; :func:`join_pieces` is the way back."""
+    if sum(array.nbytes for array in frame.arrays.values()) <= _PIECE_BYTES:
+        yield frame
+        return
+    pieces = [
+        (name, array.reshape(-1)[begin : begin + many])
+        for name, array in frame.arrays.items()
+        for many in [max(_PIECE_BYTES // array.itemsize, 1)]
+        for begin in range(0, array.size, many)
+    ]
+    shapes = {name: list(array.shape) for name, array in frame.arrays.items()}
+    for index, (name, piece) in enumerate(pieces):
+        meta = {**frame.meta, "part": [index, len(pieces)], "shapes": shapes}
+        yield replace(frame, arrays={name: piece}, meta=meta)
 
 
 def join_pieces(frames: Iterable[Frame]) -> list[Frame]:

@@ -34,6 +34,15 @@ describe('requests', () => {
     await expect(busy).rejects.toMatchObject({ retryAfter: 3 })
   })
 
+  it('say what became of an answer that is cut off or nonsense', async () => {
+    const giving = (body: BodyInit) => new Api(() => Promise.resolve(new Response(body)))
+    await expect(giving('{"runs": [').get('/runs', {})).rejects.toMatchObject({ status: -1 })
+    const broken = new ReadableStream({ start: (control) => control.error(new TypeError('network error')) })
+    await expect(giving(broken).get('/runs', {})).rejects.toMatchObject({ away: true })
+    const frames = giving(new Uint8Array(40)).frames('/runs/{run}/tiles', { run: 'a', tap: 'b' })
+    await expect(frames).rejects.toMatchObject({ status: -1, message: expect.stringContaining('no frame') })
+  })
+
   it('survive an answer that is no JSON', async () => {
     const api = new Api(() =>
       Promise.resolve(new Response('<html>', { status: 502, statusText: 'Bad Gateway' })),

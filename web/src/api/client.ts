@@ -67,16 +67,21 @@ export class Api {
   /** JSON of a GET. Raises {@link ApiError}, also for a server that does not answer. */
   async get<P extends GetPath>(path: P, query: Query<P>, signal?: AbortSignal): Promise<Answer<P>> {
     const response = await this.send(path, query as Record<string, Value>, { signal })
-    return (await response.json()) as Answer<P>
+    return (await body(response.json(), signal)) as Answer<P>
   }
 
   /** Frames of a GET whose answer is bytes, with long ones put together; and the step that they are of. */
   async frames<P extends GetPath>(path: P, query: Query<P>, signal?: AbortSignal): Promise<Frames> {
     const response = await this.send(path, query as Record<string, Value>, { signal })
     const step = response.headers.get('X-Trimtab-Step')
-    return {
-      step: step === null ? null : Number(step),
-      frames: joinPieces(decodeAll(new Uint8Array(await response.arrayBuffer()))),
+    const raw = await body(response.arrayBuffer(), signal)
+    try {
+      return { step: step === null ? null : Number(step), frames: joinPieces(decodeAll(new Uint8Array(raw))) }
+    } catch (error) {
+      throw new ApiError(
+        -1,
+        `The server's answer makes no sense: ${error instanceof Error ? error.message : error}`,
+      )
     }
   }
 
@@ -90,7 +95,7 @@ export class Api {
     if (body !== undefined) headers['Content-Type'] = 'application/json'
     const text = body === undefined ? undefined : JSON.stringify(body)
     const response = await this.send(path, query, { method: 'POST', headers, body: text })
-    return (await response.json()) as Json<Operation<P, 'post'>>
+    return (await body(response.json())) as Json<Operation<P, 'post'>>
   }
 
   /** JSON of a DELETE. */
@@ -99,7 +104,7 @@ export class Api {
     query: Record<string, Value> = {},
   ): Promise<Json<Operation<P, 'delete'>>> {
     const response = await this.send(path, query, { method: 'DELETE', headers: { 'X-Trimtab': '1' } })
-    return (await response.json()) as Json<Operation<P, 'delete'>>
+    return (await body(response.json())) as Json<Operation<P, 'delete'>>
   }
 
   private async send(path: string, query: Record<string, Value>, init: RequestInit): Promise<Response> {
@@ -108,7 +113,7 @@ export class Api {
       response = await this.fetcher(address(path, query), { ...init, credentials: 'same-origin' })
     } catch (error) {
       if (init.signal?.aborted) throw error
-      throw new ApiError(0, 'The server does not answer. If it was stopped, start trimtab scope serve again.')
+      throw away()
     }
     if (response.ok) return response
     const wait = Number(response.headers.get('Retry-After'))
@@ -135,6 +140,20 @@ export function address(path: string, query: Record<string, Value>): string {
   }
   const text = rest.toString()
   return ROOT + filled + (text && `?${text}`)
+}
+
+/** What an answer holds, which may be cut off in the middle. */
+async function body<T>(reading: Promise<T>, signal?: AbortSignal): Promise<T> {
+  try {
+    return await reading
+  } catch (error) {
+    if (signal?.aborted) throw error
+    throw error instanceof SyntaxError ? new ApiError(-1, 'The server did not answer in JSON') : away()
+  }
+}
+
+function away(): ApiError {
+  return new ApiError(0, 'The server does not answer. If it was stopped, start trimtab scope serve again.')
 }
 
 async function reason(response: Response): Promise<string> {

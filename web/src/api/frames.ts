@@ -96,25 +96,34 @@ function frameOf(bytes: Uint8Array, view: DataView, at: number, header: number):
 
 /** Frames that were cut into pieces (`meta.part`, `meta.shapes`) as the wholes they were; others as they are. */
 export function joinPieces(frames: readonly Frame[]): Frame[] {
-  const waiting = new Map<string, Frame[]>()
-  const found: Frame[] = []
-  for (const frame of frames) {
-    const part = frame.meta['part'] as [number, number] | undefined
-    if (!part) {
-      found.push(frame)
-      continue
-    }
-    const key = [frame.tap, frame.what, frame.subscription, frame.step, frame.microbatch, frame.rank].join(
-      '\n',
-    )
-    const pieces = [...(waiting.get(key) ?? []), frame]
-    waiting.set(key, pieces)
-    if (pieces.length === part[1]) {
-      waiting.delete(key)
-      found.push(joined(pieces))
-    }
+  return new Pieces().join(frames)
+}
+
+/** Frames whose pieces are not all there yet; of a stream that loses some, those that wait longest are given up. */
+const MOST_WAITING = 64
+
+/** Puts pieces together that come one after the other. */
+export class Pieces {
+  private readonly waiting = new Map<string, Frame[]>()
+
+  /** What is whole with these. */
+  join(frames: readonly Frame[]): Frame[] {
+    return frames.flatMap((frame) => (frame.meta['part'] ? (this.take(frame) ?? []) : frame))
   }
-  return found
+
+  private take(frame: Frame): Frame | null {
+    const [place, count] = frame.meta['part'] as [number, number]
+    const { tap, what, subscription, step, microbatch, rank, shard } = frame
+    const key = JSON.stringify([tap, what, subscription, step, microbatch, rank, shard])
+    const pieces = this.waiting.get(key)?.filter((piece) => partOf(piece) !== place) ?? []
+    pieces.push(frame)
+    this.waiting.delete(key)
+    if (pieces.length === count) return joined(pieces)
+    this.waiting.set(key, pieces)
+    const [oldest] = this.waiting.keys()
+    if (this.waiting.size > MOST_WAITING && oldest !== undefined) this.waiting.delete(oldest)
+    return null
+  }
 }
 
 function joined(pieces: Frame[]): Frame {

@@ -1,4 +1,6 @@
 import { beforeEach, describe, expect, it } from 'vitest'
+import { encoded, floats } from './encoded.fixture'
+import { numbersOf, type Frame } from './frames'
 import { Live, type Connection, type Said } from './live'
 
 class FakeSocket {
@@ -16,6 +18,15 @@ class FakeSocket {
   }
   say(message: object): void {
     this.onmessage?.({ data: JSON.stringify(message) } as MessageEvent)
+  }
+  sendBytes(number: number, frame: Uint8Array): void {
+    const message = new Uint8Array(16 + frame.length)
+    message.set(new TextEncoder().encode('tsl1'))
+    const view = new DataView(message.buffer)
+    view.setUint32(4, 1, true)
+    view.setBigUint64(8, BigInt(number), true)
+    message.set(frame, 16)
+    this.onmessage?.({ data: message.buffer } as MessageEvent)
   }
   end(code: number): void {
     this.onclose?.({ code } as CloseEvent)
@@ -40,6 +51,11 @@ class FakeWorld {
   get last(): FakeSocket {
     return this.sockets.at(-1) as FakeSocket
   }
+  passAfter(ms: number): void {
+    const entry = this.waiting.find((one) => one.ms === ms)
+    this.waiting = this.waiting.filter((one) => one !== entry)
+    entry?.call()
+  }
   pass(): number {
     const entry = this.waiting.shift() as { call: () => void; ms: number }
     entry.call()
@@ -50,17 +66,19 @@ class FakeWorld {
 let world: FakeWorld
 let states: Connection[]
 let said: Said[]
+let heard: Frame[]
 let live: Live
 
 beforeEach(() => {
   world = new FakeWorld()
   states = []
   said = []
+  heard = []
   live = new Live(
     {
       connection: (state) => states.push(state),
       said: (message) => said.push(message),
-      frames: () => undefined,
+      frames: (frames) => heard.push(...frames),
     },
     world,
   )
@@ -120,6 +138,54 @@ describe('the live connection', () => {
     world.pass()
     world.last.say({ type: 'hello', epoch: 'b', number: 0 })
     expect(world.last.sent.map((one) => one['op'])).toEqual(['window'])
+  })
+
+  it('tries nothing more when the session is not known, until a new link was opened', () => {
+    world.last.end(1006)
+    live.expire()
+    expect(states.at(-1)).toBe('expired')
+    expect(world.waiting).toEqual([])
+    live.retry()
+    world.last.say({ type: 'hello', epoch: 'b', number: 0 })
+    expect(states.slice(-2)).toEqual(['connecting', 'open'])
+  })
+
+  it('has no frames sent to a page that nobody sees, also over a new connection', () => {
+    live.want({ pattern: 'logits' })
+    world.last.say({ type: 'hello', epoch: 'a', number: 0 })
+    live.hush(true)
+    expect(world.last.sent.at(-1)).toEqual({ op: 'unsubscribe', id: 'w1' })
+    const end = live.want({ pattern: 'loss' })
+    world.last.end(1006)
+    world.pass()
+    world.last.say({ type: 'hello', epoch: 'a', number: 0 })
+    expect(world.last.sent.map((one) => one['op'])).toEqual(['window', 'resume'])
+    end()
+    live.hush(false)
+    expect(world.last.sent.slice(2)).toEqual([{ op: 'subscribe', id: 'w1', pattern: 'logits' }])
+  })
+
+  it('puts pieces of a frame together that come in several messages', () => {
+    world.last.say({ type: 'hello', epoch: 'a', number: 0 })
+    const piece = (index: number, values: number[]) => {
+      const meta = { part: [index, 2], shapes: { x: [3] } }
+      return encoded({ meta, arrays: [['x', 'float32', [values.length]]] }, floats(...values))
+    }
+    world.last.sendBytes(7, piece(0, [1, 2]))
+    expect(heard).toEqual([])
+    world.last.sendBytes(8, piece(1, [3]))
+    expect(heard.map((frame) => Array.from(numbersOf(frame, 'x')))).toEqual([[1, 2, 3]])
+    world.passAfter(50)
+    expect(world.last.sent.at(-1)).toEqual({ op: 'ack', number: 8 })
+  })
+
+  it('says that a message makes no sense, and goes on', () => {
+    world.last.onmessage?.({ data: '{"type"' } as MessageEvent)
+    world.last.onmessage?.({ data: new ArrayBuffer(3) } as MessageEvent)
+    world.last.onmessage?.({ data: new ArrayBuffer(64) } as MessageEvent)
+    expect(said.map((one) => one.type)).toEqual(['error', 'error', 'error'])
+    world.last.say({ type: 'hello', epoch: 'a', number: 0 })
+    expect(states.at(-1)).toBe('open')
   })
 
   it('stops for good', () => {

@@ -1,9 +1,9 @@
 /** The WebSocket of the server: connects, comes back when it was lost, and says again what is wanted. */
 
-import type { Frame } from './frames'
+import { Pieces, type Frame } from './frames'
 import { unpack } from './wire'
 
-/** connecting: not yet or again; open; lost: tried again by itself; expired: only a new link helps. */
+/** connecting: not yet or again; open; lost: tried again by itself; expired: only a new link helps, and then {@link Live.retry}. */
 export type Connection = 'connecting' | 'open' | 'lost' | 'expired'
 
 /** What of the frames is wanted. */
@@ -63,6 +63,8 @@ export class Live {
   private cancel: (() => void) | null = null
   private acknowledging: (() => void) | null = null
   private ended = false
+  private hushed = false
+  private pieces = new Pieces()
 
   constructor(
     private readonly listener: Listener,
@@ -77,28 +79,41 @@ export class Live {
   /** Hang up for good. */
   stop(): void {
     this.ended = true
-    this.cancel?.()
     this.drop()
   }
 
-  /** Connect at once: the user does not want to wait. */
+  /** Connect at once: the user does not want to wait, or has opened a new link. */
   retry(): void {
     this.waited = FIRST_WAIT_MS
     if (!this.ended) this.open()
+  }
+
+  /** The server does not know this session (any more), and would refuse whatever is tried. */
+  expire(): void {
+    if (this.ended) return
+    this.drop()
+    this.listener.connection('expired')
   }
 
   /** Have frames sent; what is returned ends that. */
   want(wish: Wish): () => void {
     const id = `w${++this.names}`
     this.wishes.set(id, wish)
-    this.say({ op: 'subscribe', id, ...wish })
+    if (!this.hushed) this.say({ op: 'subscribe', id, ...wish })
     return () => {
-      if (this.wishes.delete(id)) this.say({ op: 'unsubscribe', id })
+      if (this.wishes.delete(id) && !this.hushed) this.say({ op: 'unsubscribe', id })
     }
   }
 
+  /** No frames for a while, or again those that are wanted. */
+  hush(hushed: boolean): void {
+    if (hushed === this.hushed) return
+    this.hushed = hushed
+    for (const [id, wish] of this.wishes)
+      this.say(hushed ? { op: 'unsubscribe', id } : { op: 'subscribe', id, ...wish })
+  }
+
   private open(): void {
-    this.cancel?.()
     this.drop()
     this.listener.connection('connecting')
     const socket = this.world.connect()
@@ -115,14 +130,24 @@ export class Live {
 
   private receive(data: string | ArrayBuffer): void {
     this.expectLife()
-    if (typeof data !== 'string') {
-      const { number, frames } = unpack(data)
-      this.number = Math.max(this.number, number)
-      this.acknowledge()
-      this.listener.frames(frames)
-      return
+    try {
+      if (typeof data === 'string') this.read(JSON.parse(data) as Said)
+      else this.take(data)
+    } catch (error) {
+      if (!(error instanceof RangeError || error instanceof SyntaxError)) throw error
+      this.listener.said({ type: 'error', error: `A message of the server makes no sense: ${error.message}` })
     }
-    const said = JSON.parse(data) as Said
+  }
+
+  private take(data: ArrayBuffer): void {
+    const { number, frames } = unpack(data)
+    this.number = Math.max(this.number, number)
+    this.acknowledge()
+    const whole = this.pieces.join(frames)
+    if (whole.length) this.listener.frames(whole)
+  }
+
+  private read(said: Said): void {
     if (said.type === 'hello') this.greeted(said)
     if (typeof said['number'] === 'number' && NUMBERED.includes(said.type))
       this.number = Math.max(this.number, said['number'])
@@ -140,7 +165,7 @@ export class Live {
   private greeted(hello: Said): void {
     this.waited = FIRST_WAIT_MS
     this.say({ op: 'window', frames: WINDOW })
-    for (const [id, wish] of this.wishes) this.say({ op: 'subscribe', id, ...wish })
+    if (!this.hushed) for (const [id, wish] of this.wishes) this.say({ op: 'subscribe', id, ...wish })
     const epoch = String(hello['epoch'])
     if (this.epoch === epoch) this.say({ op: 'resume', epoch, number: this.number })
     else this.number = Number(hello['number'] ?? 0)
@@ -149,30 +174,30 @@ export class Live {
   }
 
   private lost(event: { code: number }): void {
-    this.cancel?.()
-    this.socket = null
-    if (this.ended) return
+    this.drop()
     if (event.code === EXPIRED) {
-      this.ended = true
       this.listener.connection('expired')
       return
     }
-    this.listener.connection('lost')
     if (event.code === REFUSED) this.waited = LONGEST_WAIT_MS
     this.cancel = this.world.later(() => this.open(), this.waited)
     this.waited = Math.min(this.waited * 2, LONGEST_WAIT_MS)
+    this.listener.connection('lost')
   }
 
   /** A connection over which nothing comes is no connection, whatever the system says. */
   private expectLife(): void {
     this.cancel?.()
-    this.cancel = this.world.later(() => {
-      this.drop()
-      this.lost({ code: 0 })
-    }, SILENCE_MS)
+    this.cancel = this.world.later(() => this.lost({ code: 0 }), SILENCE_MS)
   }
 
+  /** Nothing of the connection is left, and nothing is waited for. */
   private drop(): void {
+    this.cancel?.()
+    this.cancel = null
+    this.acknowledging?.()
+    this.acknowledging = null
+    this.pieces = new Pieces()
     const socket = this.socket
     this.socket = null
     if (socket) {

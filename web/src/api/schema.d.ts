@@ -366,6 +366,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/runs/{run}/text": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What a model has generated, where the run is that: its prompt, and its tokens as texts. */
+        get: operations["generatedText"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/runs/{run}/audit": {
         parameters: {
             query?: never;
@@ -400,6 +417,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/runs/{run}/report/plots": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What the figures of the report are drawn from, where the run directory has report-plots.json. */
+        get: operations["reportPlots"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/runs/{run}/watch": {
         parameters: {
             query?: never;
@@ -426,6 +460,23 @@ export interface paths {
         };
         /** How the ranks of the running job get on: alarms, hangs, and how far each is off its peers. */
         get: operations["watch"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/watch/steps": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** How far each rank of the running job was off its peers in the last steps. */
+        get: operations["watchSteps"];
         put?: never;
         post?: never;
         delete?: never;
@@ -2777,6 +2828,10 @@ export interface operations {
                             directory: string;
                             /** @description The newest recording of the job that this server belongs to; also under the name live. */
                             live: boolean;
+                            /** @description false: there is nothing of scope in its directory, or not yet. */
+                            recorded: boolean;
+                            /** @description Scan's report.json is there. */
+                            report: boolean;
                             /** @description Why it cannot be read, else empty. */
                             error: string;
                             /** @description What is damaged or missing in it. */
@@ -2871,6 +2926,10 @@ export interface operations {
                         directory: string;
                         /** @description The newest recording of the job that this server belongs to; also under the name live. */
                         live: boolean;
+                        /** @description false: there is nothing of scope in its directory, or not yet. */
+                        recorded: boolean;
+                        /** @description Scan's report.json is there. */
+                        report: boolean;
                         /** @description Why it cannot be read, else empty. */
                         error: string;
                         /** @description What is damaged or missing in it. */
@@ -3197,6 +3256,90 @@ export interface operations {
             };
         };
     };
+    generatedText: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What a model has generated, where the run is that: its prompt, and its tokens as texts. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        /** @description It is the recording of trimtab scope generate. */
+                        generated: boolean;
+                        prompt: string;
+                        /** @description So many of the tokens are the prompt's. */
+                        prompt_tokens: number;
+                        /** @description As they can be shown; those of the answer come when it has ended. */
+                        tokens: string[];
+                    };
+                };
+            };
+            /** @description Something in the request makes no sense. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description No token, a wrong one, or one that is no longer good. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description There is no such thing. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too long, or the answer would be. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description There is no running job behind this server, or none now. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     recordedAudit: {
         parameters: {
             query?: never;
@@ -3293,6 +3436,131 @@ export interface operations {
                 };
                 content: {
                     "application/json": Record<string, never>;
+                };
+            };
+            /** @description Something in the request makes no sense. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description No token, a wrong one, or one that is no longer good. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description There is no such thing. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too long, or the answer would be. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description There is no running job behind this server, or none now. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    reportPlots: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What the figures of the report are drawn from, where the run directory has report-plots.json. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        /** @enum {string} */
+                        schema: "trimtab.plots/1";
+                        heatmap: {
+                            ranks: number[];
+                            /** @description Ranks with a smaller excess. */
+                            ranks_left_out: number;
+                            /** @description First step of each column. */
+                            first_steps: number[];
+                            /** @description Last step of each column. */
+                            last_steps: number[];
+                            /** @description A row for each rank: what its computing took beyond its peers', as a ratio; 0.5: half as long again. */
+                            excess: (number | null)[][];
+                        } | null;
+                        timeline: {
+                            step: number | null;
+                            ranks: number[];
+                            ranks_left_out: number;
+                            categories: ("forward" | "backward" | "wgrad" | "optimizer" | "kernel" | "other" | "transfer" | "wait" | "gap")[];
+                            segments: {
+                                rank: number[];
+                                /** @description From the start of the step. */
+                                start_s: number[];
+                                end_s: number[];
+                                /** @description Place in categories. */
+                                category: number[];
+                                /** @description Place in labels. */
+                                label: number[];
+                            };
+                            labels: string[];
+                            /** @description Shorter stretches. */
+                            segments_left_out: number;
+                        } | null;
+                        by_rank: {
+                            ranks: number[];
+                            /** @description Ranks that cost less. */
+                            ranks_left_out: number;
+                            /** @description What each costs the job, seconds a step. */
+                            lost_s: (number | null)[];
+                            /** @description What each waits for others, seconds a step. */
+                            waited_s: (number | null)[];
+                            clock_error_us: (number | null)[];
+                        } | null;
+                        step_time: {
+                            first_steps: number[];
+                            last_steps: number[];
+                            /** @description Of several steps in one column the longest. */
+                            seconds: (number | null)[];
+                        } | null;
+                    };
                 };
             };
             /** @description Something in the request makes no sense. */
@@ -3465,7 +3733,91 @@ export interface operations {
                         silent: number[];
                         /** @description What each rank takes beyond its peers, a log ratio. */
                         excess: (number | null)[];
+                        /** @description tp, cp, ep, dp and pp of each rank, where it has told them. */
+                        coordinates: (Record<string, never> | null)[];
                         events: Record<string, never>[];
+                    };
+                };
+            };
+            /** @description Something in the request makes no sense. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description No token, a wrong one, or one that is no longer good. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description There is no such thing. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too long, or the answer would be. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests; Retry-After says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description There is no running job behind this server, or none now. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    watchSteps: {
+        parameters: {
+            query?: {
+                most?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description How far each rank of the running job was off its peers in the last steps. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        steps: number[];
+                        /** @description How long a rank took for each, in the median. */
+                        seconds: number[];
+                        /** @description A row for each rank, a log ratio; null: it did not say. */
+                        excess: (number | null)[][];
                     };
                 };
             };

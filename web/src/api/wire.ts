@@ -1,6 +1,6 @@
 /** Binary messages of the WebSocket: `tsl1`, how many, a number for each, then frames. See trimtab/scope/server/wire.py. */
 
-import { decodeAll, joinPieces, type Frame } from './frames'
+import { decodeAll, type Frame } from './frames'
 
 const MAGIC = 0x316c7374 // "tsl1", little-endian
 const HEAD_BYTES = 8
@@ -8,6 +8,7 @@ const HEAD_BYTES = 8
 export interface Numbered {
   /** The last sequence number in the message. */
   number: number
+  /** Long ones in pieces, which may come in several messages. */
   frames: Frame[]
 }
 
@@ -20,5 +21,5 @@ export function unpack(message: ArrayBuffer): Numbered {
   const begin = HEAD_BYTES + 8 * count
   if (begin > message.byteLength) throw new RangeError('a live message is cut off')
   const number = count ? Number(view.getBigUint64(begin - 8, true)) : 0
-  return { number, frames: joinPieces(decodeAll(new Uint8Array(message, begin))) }
+  return { number, frames: decodeAll(new Uint8Array(message, begin)) }
 }

@@ -9,23 +9,26 @@ export type ColourMap = 'sequential' | 'diverging'
 
 export const ENTRIES = 256
 
-/** Little to much; hues run from violet over blue and green to yellow, far from the reds of special values. */
+/**
+ * Little to much; hues run from violet over blue and green to yellow, far from the reds of special values. All of it is
+ * within sRGB: where a colour had to be brought back into it there would be an edge.
+ */
 const SEQUENTIAL: Record<Theme, readonly Lch[]> = {
   dark: [
     [0.2, 0.06, 290],
-    [0.36, 0.13, 278],
-    [0.52, 0.13, 245],
-    [0.68, 0.12, 190],
-    [0.82, 0.15, 140],
-    [0.95, 0.13, 108],
+    [0.36, 0.12, 280],
+    [0.52, 0.115, 252],
+    [0.68, 0.095, 205],
+    [0.82, 0.105, 155],
+    [0.95, 0.11, 108],
   ],
   light: [
-    [0.98, 0.03, 108],
-    [0.86, 0.12, 130],
-    [0.7, 0.12, 180],
-    [0.54, 0.12, 235],
-    [0.4, 0.13, 270],
-    [0.26, 0.1, 290],
+    [0.98, 0.025, 108],
+    [0.86, 0.09, 145],
+    [0.7, 0.1, 190],
+    [0.55, 0.1, 235],
+    [0.4, 0.12, 270],
+    [0.26, 0.09, 288],
   ],
 }
 

@@ -12,11 +12,14 @@ SCREEN: Final = 2000
 """A stretch shorter than this part of what is shown is less than a pixel."""
 
 
-def coarse(segments: Sequence[Segment]) -> list[Segment]:
-    """``segments`` with runs of like ones, too short to be seen each, made one; gaps as short are left out."""
+def coarse(segments: Sequence[Segment], screens: int = 1) -> list[Segment]:
+    """``segments`` with runs of like ones, too short to be seen each, made one; gaps as short are left out.
+
+    ``screens``: how many screens wide it is shown where it is enlarged most.
+    """
     if not segments:
         return []
-    least = (max(s.end_s for s in segments) - min(s.start_s for s in segments)) / SCREEN
+    least = (max(s.end_s for s in segments) - min(s.start_s for s in segments)) / (SCREEN * screens)
     kept = [s for s in segments if s.category is not Category.GAP or s.end_s - s.start_s >= least]
     kept.sort(key=lambda segment: (segment.rank, segment.start_s))
     out: list[Segment] = []

@@ -6,6 +6,7 @@ import typer
 
 from trimtab.scope.commands import disturbing, listing, pairing, probing, showing, streaming
 from trimtab.scope.commands.generate import generate
+from trimtab.scope.commands.open import close_run, open_run
 from trimtab.scope.commands.serve import serve
 
 app = typer.Typer(
@@ -17,6 +18,8 @@ app = typer.Typer(
 )
 
 app.command("serve")(serve)
+app.command("open")(open_run)
+app.command("close")(close_run)
 app.command("generate")(generate)
 
 

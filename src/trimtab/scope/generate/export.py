@@ -12,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab.output import replacing
-from trimtab.scope.frame import MOST_FRAME_BYTES, Frame, encode, split
+from trimtab.scope.frame import Frame, encode, split
 from trimtab.scope.generate.result import Result, Step
 from trimtab.scope.recording.recorder import Recorder
+from trimtab.scope.shards import cut
 from trimtab.scope.subscription import Subscription
 
 _LABEL: Final = "generate"
 _NEXT_TOKEN: Final = "nexttoken"
-_ROOM: Final = MOST_FRAME_BYTES // 2
-"""Of a frame, for attention rows; a prompt's that are longer are recorded as that of its last token."""
 
 
 def write_npz(path: Path, result: Result) -> None:
@@ -61,6 +60,7 @@ class Tape:
         self._recorder = Recorder(folder / "scope", _LABEL, 0, lambda notice: tell(notice.text))
         self._subscriptions: dict[str, str] = {}
         self._recorder.note("generate", {"model": result.model, "prompt": result.prompt, "sampling": result.sampling})
+        self._tokens()
 
     def step(self, step: Step) -> None:
         """One step more."""
@@ -100,23 +100,21 @@ class Tape:
             }
             self._frame(f"layers.{one.layer}.output", "pca", last, arrays, {"labels": ["s", "h"]})
         self._recorder.note("notice", {"kind": _LABEL, "text": result.text, "step": last, "rank": 0})
-        self._recorder.note("tokens", {"labels": result.labels, "prompt": len(result.prompt_tokens)})
+        self._tokens()
         self._recorder.close()
+
+    def _tokens(self) -> None:
+        """All tokens so far; what is said later counts."""
+        self._recorder.note("tokens", {"labels": self._result.labels, "prompt": len(self._result.prompt_tokens)})
 
     def _attention(self, step: Step) -> None:
         layers = sorted({layer for layer, _ in step.attention})
         for layer in layers:
             heads = [head for of, head in step.attention if of == layer]
             rows = np.stack([step.attention[layer, head] for head in heads])
-            if rows.nbytes > _ROOM:
-                rows = rows[:, -1:]
-            arrays = attention_arrays(heads, rows)
-            if rows.nbytes <= _ROOM:
-                labels = self._result.labels[: rows.shape[2]]
-                self._frame(
-                    f"layers.{layer}.attention.map", "attention", step.number, arrays | {"texts": _texts(labels)},
-                    {"labels": ["b", "n", "s", "d"]},
-                )  # fmt: skip
+            arrays = attention_arrays(heads, rows) | {"texts": _texts(self._result.labels[: rows.shape[2]])}
+            meta = {"labels": ["b", "n", "s", "d"]}
+            self._frame(f"layers.{layer}.attention.map", "attention", step.number, arrays, meta)
 
     def _frame(self, tap: str, what: str, step: int, arrays: Mapping[str, NDArray[Any]], meta: dict[str, Any]) -> None:
         name = self._subscriptions.get(f"{tap} {what}")
@@ -126,7 +124,8 @@ class Tape:
             said = Subscription(tap, known, id=name).as_dict() | {"what": what}
             self._recorder.note("subscription", said)
         frame = Frame(tap, what, name, step, 0, 0, arrays=dict(arrays), meta=meta, unix_ns=time.time_ns())
-        self._recorder.frame(split(encode(frame))[0])
+        for piece in cut(frame):
+            self._recorder.frame(split(encode(piece))[0])
 
 
 def attention_arrays(heads: list[int], rows: NDArray[np.float32]) -> dict[str, NDArray[Any]]:

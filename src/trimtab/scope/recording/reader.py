@@ -108,17 +108,17 @@ class Recording:
         found = {(stream.tap, stream.what) for stream in self._streams}
         return sorted(found, key=lambda one: (order(one[0]), one[1]))
 
+    def notes(self, kind: str) -> list[dict[str, Any]]:
+        """What was written down of one kind, in the order of the files."""
+        return [value for found, _, value in self._notes() if found == kind]
+
     def subscriptions(self) -> dict[str, dict[str, Any]]:
         """By id, as they were agreed on."""
-        return {str(value.get("id")): value for kind, _, value in self._notes() if kind == "subscription"}
+        return {str(value.get("id")): value for value in self.notes("subscription")}
 
     def ranks(self) -> dict[int, dict[str, int]]:
         """Where each rank stood in the parallel layout, as far as it said so."""
-        found: dict[int, dict[str, int]] = {}
-        for kind, _, value in self._notes():
-            if kind == "ranks":
-                found |= {int(rank): dict(at) for rank, at in value.get("ranks", {}).items()}
-        return found
+        return {int(rank): dict(at) for value in self.notes("ranks") for rank, at in value.get("ranks", {}).items()}
 
     def notices(self, first: int = -1, last: int = FOREVER) -> list[dict[str, Any]]:
         """What ranks and the collector said of these steps, in order of time."""

@@ -13,6 +13,14 @@ from trimtab.scope.server.answers import Problem
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
+def is_inside(directory: Path, name: str) -> bool:
+    """Is ``directory / name`` a plain file, and no link?"""
+    try:
+        return stat.S_ISREG(os.lstat(directory / name).st_mode)
+    except OSError:
+        return False
+
+
 def read_inside(directory: Path, name: str, most: int, *, tail: bool = False) -> bytes | None:
     """What stands in ``directory / name``, a plain file and no link; None where there is none.
 

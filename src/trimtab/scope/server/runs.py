@@ -13,18 +13,22 @@ from trimtab.scope.collector.audit import read_audit
 from trimtab.scope.recording.format import SUFFIX
 from trimtab.scope.recording.reader import FOLDER, Recording
 from trimtab.scope.server.answers import Problem
-from trimtab.scope.server.files import lines_inside, read_json_inside, stays_inside
+from trimtab.scope.server.figures import checked_plots
+from trimtab.scope.server.files import is_inside, lines_inside, read_json_inside, stays_inside
 from trimtab.scope.server.limits import Seconds
 from trimtab.scope.server.source import Source
 
 LIVE: Final = "live"
 """Another name of the newest recording of the job that the server belongs to."""
 REPORT: Final = "report.json"
+PLOTS: Final = "report-plots.json"
 WATCH: Final = "trimtab-watch.jsonl"
 _MOST_REPORT_BYTES: Final = 64 << 20
+_MOST_PLOTS_BYTES: Final = 16 << 20
 _MOST_LOG_BYTES: Final = 4 << 20
 _LOOK_SECONDS: Final = 0.5
 _LINKED: Final = "a link in its folder leads out of it, so it is not read"
+_NOTHING: Final = "nothing is recorded there yet"
 _ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -55,6 +59,8 @@ class Run:
             "name": self.name,
             "directory": self.directory.name,
             "live": live,
+            "recorded": self.error != _NOTHING,
+            "report": is_inside(self.directory, REPORT),
             "error": self.error,
             "warnings": [],
             "label": "",
@@ -83,9 +89,22 @@ class Run:
             raise Problem(404, f"{self.name}: {_LINKED}")
         return read_audit(folder)
 
-    def report(self) -> Any:
+    def report(self) -> dict[str, Any] | None:
         """What scan said of it; None where nothing lies there."""
-        return read_json_inside(self.directory, REPORT, _MOST_REPORT_BYTES)
+        found = read_json_inside(self.directory, REPORT, _MOST_REPORT_BYTES)
+        if found is not None and not isinstance(found, dict):
+            raise Problem(422, f"{REPORT} of the run makes no sense: expected an object")
+        return cast("dict[str, Any] | None", found)
+
+    def plots(self, most_cells: int) -> dict[str, Any] | None:
+        """What the figures of the report are drawn from; None where nothing lies there."""
+        found = read_json_inside(self.directory, PLOTS, _MOST_PLOTS_BYTES)
+        if found is None:
+            return None
+        try:
+            return checked_plots(found, PLOTS, most_cells)
+        except ValueError as error:
+            raise Problem(422, f"{error}; trimtab scan RUN_DIR --save makes it anew") from None
 
     def watched(self, most: int) -> dict[str, Any]:
         """What the log of watch says: its last events, and which alarms were on at its end."""
@@ -165,7 +184,7 @@ class Runs:
         if files is None:
             runs[label] = Run(label, directory, None, _LINKED)
         elif not files:
-            runs[label] = Run(label, directory, None, "nothing is recorded there yet")
+            runs[label] = Run(label, directory, None, _NOTHING)
         for name in names if files else ():
             full = f"{label}.{name}"
             known = self._runs.get(full)

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from trimtab.signals import ended_by_signal
 
 _GRACE_SECONDS: Final = 2
 _PARENT_CLOSE_SECONDS: Final = 0.8
+_IDLE_LOOK_SECONDS: Final = 1.0
 _MOST_HOURS: Final = 24 * 366
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a browser of this host finds what listens everywhere."""
@@ -54,15 +56,24 @@ class Options:
     parent_pipe: bool = False
     """End with whoever holds the other end of the standard input."""
     link_hours: float = LINK_HOURS
+    idle_minutes: float = 0.0
+    """End when nobody has asked for anything for so long; 0: never."""
     limits: Limits = field(default_factory=Limits)
 
 
-def serve(options: Options, control: ControlConfig, environment: Mapping[str, str], talk: Talk) -> None:
-    """Serve until Ctrl-C, SIGTERM or the end of the parent. ValueError, in one line, where it cannot begin."""
+def serve(
+    options: Options, control: ControlConfig, environment: Mapping[str, str], talk: Talk, ready: Talk | None = None
+) -> None:
+    """Serve until Ctrl-C, SIGTERM or the end of the parent. ValueError, in one line, where it cannot begin.
+
+    ``ready``: gets the link when it can be opened; without it the link is told.
+    """
     if not options.directories:
         raise ValueError("give the directory into which a job records (record.dir), or some that hold recordings")
     if not 0.0 < options.link_hours <= _MOST_HOURS:
         raise ValueError(f"--link-hours {options.link_hours:g}: expected more than 0 and at most {_MOST_HOURS}")
+    if not 0.0 <= options.idle_minutes <= _MOST_HOURS * 60:
+        raise ValueError(f"--idle-minutes {options.idle_minutes:g}: expected 0 (never), or how many until it ends")
     with ExitStack() as stack:
         runs = Runs(options.directories, live=options.directories[0] if options.live else None)
         listener = stack.enter_context(contextlib.closing(listen(options.bind)))
@@ -86,8 +97,8 @@ def serve(options: Options, control: ControlConfig, environment: Mapping[str, st
             service.watching = watching
         stack.callback(door.close)  # before all else: what ends slowly may be killed
         door.publish()
-        door.announce()
-        _run(service, options, listener)
+        door.announce(ready)
+        _run(service, options, listener, talk)
 
 
 def _scope(
@@ -123,9 +134,13 @@ class _Door:
         except OSError as error:
             self._talk(f"trimtab: {error.filename}: cannot be written ({error.strerror}); the link is told here only")
 
-    def announce(self) -> None:
+    def announce(self, ready: Talk | None) -> None:
         """Say where it is."""
-        self._talk(f"scope: {self.url}?token={self.tokens.link}")
+        link = f"{self.url}?token={self.tokens.link}"
+        if ready is None:
+            self._talk(f"scope: {link}")
+        else:
+            ready(link)
         if self.perturb:
             file = self._options.directories[0] / FOLDER / TOKENS
             self._talk(f"scope: who is to disturb the job needs the control token, too; it is in {file}")
@@ -140,8 +155,11 @@ class _Door:
         self._book.remove()
 
 
-def _run(service: Service, options: Options, listener: socket.socket) -> None:
+def _run(service: Service, options: Options, listener: socket.socket, talk: Talk) -> None:
     server = server_of(service, options, listener)
+    if options.idle_minutes:
+        idle = threading.Thread(target=_end_when_idle, args=(server, service, options.idle_minutes, talk), daemon=True)
+        idle.start()
     if options.parent_pipe:
         threading.Thread(target=_follow_parent, args=(server,), name="trimtab-parent", daemon=True).start()
     server.run(sockets=[listener])
@@ -171,6 +189,14 @@ def server_of(service: Service, options: Options, listener: socket.socket) -> uv
             ws_per_message_deflate=False,
         )
     )
+
+
+def _end_when_idle(server: uvicorn.Server, service: Service, minutes: float, talk: Talk) -> None:
+    """Ends the server when nobody looks any more."""
+    while (left := minutes * 60.0 - service.idle_seconds()) > 0.0:
+        time.sleep(min(left, _IDLE_LOOK_SECONDS))
+    talk(f"scope: nobody has looked for {minutes:g} minutes; the server ends")
+    server.should_exit = True
 
 
 def _follow_parent(server: uvicorn.Server) -> None:

@@ -70,6 +70,7 @@ class Service:
         self._stop_recording: Callable[[], None] | None = None
         self.watching: Watching | None = None
         self._clock = clock
+        self._seen = clock()
         self._lock = threading.Lock()
         self._wishes: dict[str, Wish] = {}
         self._sessions: dict[str, Session] = {}
@@ -159,6 +160,13 @@ class Service:
         """What watch would say of the job now; None: nobody watches here."""
         return None if self.watching is None else self.watching.state()
 
+    def watched_steps(self, most: int) -> dict[str, Any] | None:
+        """How the ranks got on in the last steps; None: nobody watches here."""
+        if self.watching is None:
+            return None
+        ranks = max(1, self.watching.state()["world_size"])
+        return self.watching.steps(max(1, min(most, self.limits.cells // ranks)))
+
     def news(self, event: dict[str, Any]) -> None:
         """Watch has something to say. From any thread."""
         self.hub.hear(Told("watch", {"event": event}))
@@ -236,7 +244,11 @@ class Service:
 
     def seen(self, session: Session) -> None:
         """It has asked for something."""
-        session.seen = self._clock()
+        session.seen = self._seen = self._clock()
+
+    def idle_seconds(self) -> float:
+        """Since anybody who may has asked for anything; 0 while a WebSocket is open."""
+        return 0.0 if self.hub.clients else self._clock() - self._seen
 
     def opened(self, session: Session) -> None:
         """It has one more WebSocket."""

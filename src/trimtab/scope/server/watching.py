@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 import threading
 import time
@@ -14,8 +12,9 @@ from typing import Any, Final
 from trimtab.config import ControlConfig
 from trimtab.control.client import Client
 from trimtab.control.opening import join
+from trimtab.watch.plain import Seen, Watched, last_steps
 from trimtab.watch.source import ChannelSource
-from trimtab.watch.watcher import Event, Watcher
+from trimtab.watch.watcher import Event
 
 _TURN_SECONDS: Final = 0.5
 _AGAIN_SECONDS: Final = 2.0
@@ -39,7 +38,8 @@ class Watching:
         self._environment = environment
         self._tell = tell
         self._lock = threading.Lock()
-        self._state = _state(Watcher(), time.monotonic())
+        self._state = Watched().state(time.monotonic())
+        self._history: tuple[Seen, ...] = ()
         self._events: list[dict[str, Any]] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trimtab-scope-watch", daemon=True)
@@ -50,32 +50,37 @@ class Watching:
         with self._lock:
             return {**self._state, "events": list(self._events)}
 
+    def steps(self, most: int) -> dict[str, Any]:
+        """How the ranks got on in the last steps."""
+        with self._lock:
+            history = self._history
+        return last_steps(history, most)
+
     def close(self) -> None:
         """End."""
         self._stopping.set()
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        watcher = Watcher()
+        watched = Watched()
         while not self._stopping.is_set():
             client = join(f"watch.scope.{os.getpid()}", self._config, self._run_directory, self._environment)
             try:
-                self._follow(client, watcher)
+                self._follow(client, watched)
             finally:
                 client.close()
             self._stopping.wait(_AGAIN_SECONDS)  # no hub any more, or none yet
 
-    def _follow(self, client: Client, watcher: Watcher) -> None:
+    def _follow(self, client: Client, watched: Watched) -> None:
         source = ChannelSource()
         source.listen(client)
         while not (self._stopping.is_set() or client.ended):
             messages = source.receive(_TURN_SECONDS)
             now = time.monotonic()
-            with contextlib.suppress(ValueError):  # a message that contradicts the others
-                self._hear(watcher.take(messages, now))
-            state = _state(watcher, now)
+            self._hear(watched.take(messages, now))
+            state, history = watched.state(now), watched.history()
             with self._lock:
-                self._state = state
+                self._state, self._history = state, history
 
     def _hear(self, events: list[Event]) -> None:
         for event in events:
@@ -83,23 +88,3 @@ class Watching:
             with self._lock:
                 self._events = [*self._events, said][-_MOST_EVENTS:]
             self._tell(said)
-
-
-def _state(watcher: Watcher, now: float) -> dict[str, Any]:
-    detector = watcher.detector
-    history = [] if detector is None else list(detector.history)
-    excess: list[float] = history[-1].excess.tolist() if history else []
-    took = watcher.step_seconds
-    return {
-        "run_id": watcher.run_id,
-        "attempt": watcher.attempt,
-        "world_size": watcher.world_size,
-        "ranks_heard": watcher.heard,
-        "step": -1 if detector is None else detector.step,
-        "step_seconds": took if math.isfinite(took) else None,
-        "ready": detector is not None and detector.ready,
-        "alarms": [alarm.as_dict() for alarm in watcher.alarms],
-        "hangs": watcher.diagnosis is not None,
-        "silent": [] if detector is None else [int(rank) for rank in watcher.progress.silent(now)],
-        "excess": excess,
-    }

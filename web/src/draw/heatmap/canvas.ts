@@ -1,6 +1,6 @@
 /** The renderer on the CPU: a frame takes a few milliseconds on a screen of 1280 x 800, whatever the grid's size. */
 import { notability, type Coding, type Pooling } from './coding'
-import { Pyramid } from './pyramid'
+import { Pyramid, type Grid } from './pyramid'
 import type { Area } from './quantise'
 import { rasterise, type Tables } from './raster'
 import type { HeatRenderer } from './renderer'
@@ -17,8 +17,7 @@ export class CanvasRenderer implements HeatRenderer {
     this.context = canvas.getContext('2d')
   }
 
-  set(cells: Uint8Array, rows: number, columns: number, coding: Coding, pooling: Pooling = 'high'): void {
-    const grid = { bytes: cells, rows, columns, stride: columns }
+  set(grid: Grid, coding: Coding, pooling: Pooling = 'high'): void {
     this.cells = { pyramid: new Pyramid(grid, notability(pooling, coding)), coding }
   }
 

@@ -1,4 +1,5 @@
 /** What the bytes of a heat map stand for. */
+import type { Order } from './pool'
 import { SPECIALS, type Special } from '../colours'
 
 /** Bytes `first` to `last` are values, the smallest first; the others, where there are any, have no finite value. */
@@ -24,16 +25,20 @@ export function specialOf(byte: number, coding: Coding): Special | null {
 export type Pooling = 'high' | 'low' | 'away'
 
 /**
- * How notable each byte is (256 entries), the most notable largest: NaN before infinite before values, and missing last.
- * Null where larger bytes are more notable anyhow.
+ * How notable bytes are, the most notable last: missing, values, infinite, NaN. Null where larger bytes are more notable
+ * anyhow. Of two values that are as far from the middle, the larger one.
  */
-export function notability(pooling: Pooling, coding: Coding): Uint8Array | null {
+export function notability(pooling: Pooling, coding: Coding): Order | null {
   if (pooling === 'high') return null
-  const ranks = Uint8Array.from({ length: 256 }, (_, byte) => byte)
   const middle = (coding.first + coding.last) / 2
-  for (let byte = coding.first; byte <= coding.last; byte++) {
-    const far = pooling === 'low' ? coding.last - byte : Math.floor(2 * Math.abs(byte - middle))
-    ranks[byte] = Math.min(coding.last, far + coding.first)
-  }
-  return ranks
+  const far = (byte: number) => (pooling === 'low' ? -byte : Math.abs(byte - middle) + byte / 1e4)
+  const values = Array.from({ length: coding.last - coding.first + 1 }, (_, at) => coding.first + at)
+  const [bytes, ranks] = [new Uint8Array(256), new Uint8Array(256)]
+  for (let byte = 0; byte < 256; byte++) bytes[byte] = byte
+  bytes.set(
+    values.sort((one, other) => far(one) - far(other)),
+    coding.first,
+  )
+  bytes.forEach((byte, rank) => (ranks[byte] = rank))
+  return { ranks, bytes }
 }

@@ -3,9 +3,10 @@
  * one zooms out, a single NaN among millions is drawn. Rows and columns are made coarser apart, by powers of two, so that
  * 8 x 100,000 cells keep their rows.
  *
- * A level is made when it is first drawn, in one pass over all cells (4096 x 4096: about 25 ms), and takes 1 / (2^across
- * 2^down) of their bytes. New cells are pooled into the levels that exist, alone.
+ * A level is made when it is first drawn, in one pass over all cells (see pool.ts), and takes 1 / 2^(across + down) of their
+ * bytes. New cells are pooled into the levels that exist, alone.
  */
+import { pool, type Order } from './pool'
 import type { Area } from './quantise'
 
 /** Bytes row by row, `stride` from one row to the next; there may be room for more rows and columns than there are. */
@@ -25,10 +26,10 @@ export interface Level {
 export class Pyramid {
   private readonly coarser = new Map<string, { level: Level; grid: Grid }>()
 
-  /** The bytes are taken over; how notable each is says `ranks` (256 entries; null: the larger, the more). */
+  /** The bytes are taken over; `order` says how notable each is. */
   constructor(
     readonly base: Grid,
-    private readonly ranks: Uint8Array | null,
+    private readonly order: Order | null,
   ) {}
 
   grid(level: Level): Grid {
@@ -38,7 +39,7 @@ export class Pyramid {
     if (made === undefined) {
       const [rows, columns] = [halved(this.base.rows, level.down), halved(this.base.columns, level.across)]
       const grid = { bytes: new Uint8Array(rows * columns), rows, columns, stride: columns }
-      pool(this.base, grid, level, { row: 0, column: 0, rows, columns }, this.ranks)
+      pool(this.base, grid, level, { row: 0, column: 0, rows, columns }, this.order)
       made = { level, grid }
       this.coarser.set(key, made)
     }
@@ -55,7 +56,7 @@ export class Pyramid {
     }
     for (const { level, grid } of this.coarser.values()) {
       grow(grid, halved(rows, level.down), halved(columns, level.across), blank)
-      pool(this.base, grid, level, coarse(area, level), this.ranks)
+      pool(this.base, grid, level, coarse(area, level), this.order)
     }
   }
 }
@@ -72,11 +73,26 @@ export function coarse(area: Area, level: Level): Area {
   return { row, column, rows: halved(area.row + area.rows, level.down) - row, columns }
 }
 
-/** The finest level of which each cell is at least as large as a pixel: none of them falls between two pixels. */
-export function levelFor(cellsPerPixel: { across: number; down: number }): Level {
-  // A rounding error must not cost half of the resolution.
-  const times = (cells: number) => Math.max(0, Math.ceil(Math.log2(cells) - 1e-6))
-  return { across: times(cellsPerPixel.across), down: times(cellsPerPixel.down) }
+/**
+ * The finest level of which each cell is at least as large as a pixel, so that none falls between two pixels. All cells of
+ * a level are drawn equally large, though the last one may stand for fewer cells: it would get lost otherwise. By that a
+ * cell lies beside its true place by less than one of the level.
+ */
+export function levelFor(window: Seen, pixels: Seen, grid: Pick<Grid, 'rows' | 'columns'>): Level {
+  const times = (cells: number, on: number, count: number) => {
+    let halvings = 0
+    // A rounding error must not cost half of the resolution.
+    while (halved(count, halvings) > 1 && (cells * halved(count, halvings)) / count > on * (1 + 1e-6))
+      halvings++
+    return halvings
+  }
+  const across = times(window.width, pixels.width, grid.columns)
+  return { across, down: times(window.height, pixels.height, grid.rows) }
+}
+
+interface Seen {
+  readonly width: number
+  readonly height: number
 }
 
 /** Rows and columns that were not there are `blank`; room is made for half as many again, so that growing is seldom. */
@@ -97,53 +113,5 @@ function grow(grid: Grid, rows: number, columns: number, blank: number): void {
   for (let row = 0; row < grid.rows; row++) {
     const from = row < before.rows ? before.columns : 0
     grid.bytes.fill(blank, row * grid.stride + from, row * grid.stride + grid.columns)
-  }
-}
-
-/** Makes an area of `target` anew: the most notable of the cells that each of its cells stands for. */
-function pool(source: Grid, target: Grid, level: Level, area: Area, ranks: Uint8Array | null): void {
-  const first = area.column << level.across
-  const end = Math.min(source.columns, (area.column + area.columns) << level.across)
-  const line = new Uint8Array(end - first)
-  for (let row = area.row; row < area.row + area.rows; row++) {
-    const lines = Math.min(source.rows, (row + 1) << level.down) - (row << level.down)
-    const from = (row << level.down) * source.stride + first
-    line.set(source.bytes.subarray(from, from + line.length))
-    for (let next = 1; next < lines; next++) most(line, source.bytes, from + next * source.stride, ranks)
-    shorten(line, 1 << level.across, target.bytes, row * target.stride + area.column, ranks)
-  }
-}
-
-/** The more notable of each byte of the line and of those that begin at `from`, into the line. */
-function most(line: Uint8Array, bytes: Uint8Array, from: number, ranks: Uint8Array | null): void {
-  if (ranks === null) {
-    for (let at = 0; at < line.length; at++) {
-      const byte = bytes[from + at]!
-      if (byte > line[at]!) line[at] = byte
-    }
-    return
-  }
-  for (let at = 0; at < line.length; at++) {
-    const byte = bytes[from + at]!
-    if (ranks[byte]! > ranks[line[at]!]!) line[at] = byte
-  }
-}
-
-/** The most notable of each `width` bytes of the line, into `target` from `to` on. */
-function shorten(
-  line: Uint8Array,
-  width: number,
-  target: Uint8Array,
-  to: number,
-  ranks: Uint8Array | null,
-): void {
-  for (let at = 0; at < line.length; to++) {
-    const end = Math.min(line.length, at + width)
-    let kept = line[at++]!
-    for (; at < end; at++) {
-      const byte = line[at]!
-      if (ranks === null ? byte > kept : ranks[byte]! > ranks[kept]!) kept = byte
-    }
-    target[to] = kept
   }
 }

@@ -88,46 +88,52 @@ export function quantise(
   missing?: Uint8Array,
 ): Uint8Array {
   const bytes = new Uint8Array(area.rows * area.columns)
-  const level = levels(scale, span ?? { low: 0, high: 0 })
-  let to = 0
-  for (let row = area.row; row < area.row + area.rows; row++) {
-    const from = row * columns + area.column
-    for (let at = from; at < from + area.columns; at++) {
-      bytes[to++] = missing !== undefined && missing[at] !== 0 ? FLOATS.missing! : level(values[at]!)
-    }
+  const put = quantiser(scale, span ?? { low: 0, high: 0 })
+  for (let row = 0; row < area.rows; row++) {
+    const from = (area.row + row) * columns + area.column
+    const to = row * area.columns
+    put(values, from, bytes, to, area.columns)
+    if (missing === undefined) continue
+    for (let at = 0; at < area.columns; at++) if (missing[from + at] !== 0) bytes[to + at] = FLOATS.missing!
   }
   return bytes
 }
 
-/** The byte of a value. */
-function levels(scale: Scale, span: Span): (value: number) => number {
+/** Puts bytes of so many values. */
+type Put = (values: Floats, from: number, bytes: Uint8Array, to: number, count: number) => void
+
+function quantiser(scale: Scale, span: Span): Put {
   const { first, last } = FLOATS
-  const [infinite, nan] = [FLOATS.infinite!, FLOATS.nan!]
-  const steps = last - first
-  const other = (value: number) => (Number.isNaN(value) ? nan : infinite)
-  const factor = steps / (span.high - span.low)
-  if (scale === 'linear' && factor > 0 && factor < Infinity) {
-    return (value) => {
-      // One multiplication a value: 16 million are quantised in a tenth of a second.
-      if (value >= span.low && value <= span.high)
-        return Math.min(last, ((value - span.low) * factor + first + 0.5) | 0)
-      return value < span.low && value > -Infinity
-        ? first
-        : value > span.high && value < Infinity
-          ? last
-          : other(value)
+  const { low, high } = span
+  const factor = (last - first) / (high - low)
+  if (scale !== 'linear' || !(factor > 0 && factor < Infinity)) return bent(scale, span)
+  return (values, from, bytes, to, count) => {
+    for (let at = 0; at < count; at++) {
+      const value = values[from + at]!
+      // Within the span, as nearly all are, a multiplication is enough.
+      const within = value >= low && value <= high
+      bytes[to + at] = within
+        ? Math.min(last, ((value - low) * factor + first + 0.5) | 0)
+        : outside(value, low)
     }
-  }
-  const curve = curveOf(scale, span)
-  return (value) => {
-    if (!Number.isFinite(value)) return other(value)
-    return first + Math.round(Math.min(1, Math.max(0, curve.position(value))) * steps)
   }
 }
 
-/** What a byte of {@link quantise} stands for; NaN where it has no finite value. */
-export function valueOfByte(byte: number, scale: Scale, span: Span): number {
+function bent(scale: Scale, span: Span): Put {
   const { first, last } = FLOATS
-  if (byte < first || byte > last) return NaN
-  return curveOf(scale, span).value((byte - first) / (last - first))
+  const curve = curveOf(scale, span)
+  return (values, from, bytes, to, count) => {
+    for (let at = 0; at < count; at++) {
+      const value = values[from + at]!
+      const level = first + Math.round(Math.min(1, Math.max(0, curve.position(value))) * (last - first))
+      bytes[to + at] = Number.isFinite(value) ? level : outside(value, span.low)
+    }
+  }
+}
+
+/** Of a value that is beside the span, or not finite. */
+function outside(value: number, low: number): number {
+  if (Number.isNaN(value)) return FLOATS.nan!
+  if (!Number.isFinite(value)) return FLOATS.infinite!
+  return value < low ? FLOATS.first : FLOATS.last
 }

@@ -2,19 +2,13 @@
 import type { Special } from '../colours'
 import { specialOf, type Coding } from './coding'
 import { inked, LEAST_CELL } from './patterns'
-import { levelFor, type Level, type Pyramid } from './pyramid'
+import { levelFor, type Grid, type Pyramid } from './pyramid'
 import type { HeatWindow } from './viewport'
 
 /** RGBA of each byte, and the second colours of patterns; both 256 x 4 bytes. */
 export interface Tables {
   readonly colours: Uint8Array
   readonly inks: Uint8Array
-  readonly coding: Coding
-}
-
-/** The level at which a window is drawn on so many device pixels. */
-export function levelOf(window: HeatWindow, width: number, height: number): Level {
-  return levelFor({ across: window.width / width, down: window.height / height })
 }
 
 /** Whether cells are large enough for patterns. */
@@ -22,22 +16,35 @@ export function hatched(window: HeatWindow, width: number, height: number): bool
   return Math.min(width / window.width, height / window.height) >= LEAST_CELL
 }
 
+/** A window in cells of a coarser grid. */
+export function scaled(window: HeatWindow, base: Grid, grid: Grid): HeatWindow {
+  const [across, down] = [grid.columns / base.columns, grid.rows / base.rows]
+  return {
+    left: window.left * across,
+    top: window.top * down,
+    width: window.width * across,
+    height: window.height * down,
+  }
+}
+
 /** Draws a window of the grid into width x height pixels (RGBA, as they lie in memory); beside the grid stays as it was. */
 export function rasterise(
   pyramid: Pyramid,
+  coding: Coding,
   tables: Tables,
   window: HeatWindow,
   width: number,
   height: number,
   pixels: Uint32Array,
 ): void {
-  const level = levelOf(window, width, height)
+  const level = levelFor(window, { width, height }, pyramid.base)
   const grid = pyramid.grid(level)
   const colours = words(tables.colours)
-  const columns = indices(window.left, window.width, width, pyramid.base.columns, level.across)
-  const rows = indices(window.top, window.height, height, pyramid.base.rows, level.down)
+  const seen = scaled(window, pyramid.base, grid)
+  const columns = indices(seen.left, seen.width, width, grid.columns)
+  const rows = indices(seen.top, seen.height, height, grid.rows)
   const [first, end] = inside(columns)
-  const patterns = hatched(window, width, height) ? specials(tables.coding) : null
+  const patterns = hatched(window, width, height) ? specials(coding) : null
   for (let y = 0, drawn = -1; y < height; y++) {
     const row = rows[y]!
     if (row < 0) continue
@@ -54,11 +61,11 @@ export function rasterise(
 }
 
 /** The cell of each pixel, or -1 beside the grid. */
-function indices(start: number, length: number, pixels: number, cells: number, times: number): Int32Array {
+function indices(start: number, length: number, pixels: number, cells: number): Int32Array {
   const step = length / pixels
   return Int32Array.from({ length: pixels }, (_, pixel) => {
     const cell = Math.floor(start + (pixel + 0.5) * step)
-    return cell >= 0 && cell < cells ? cell >> times : -1
+    return cell >= 0 && cell < cells ? cell : -1
   })
 }
 
@@ -89,7 +96,8 @@ function hatch(
       if (columns[x]! < 0) continue
       const byte = bytes[rows[y]! * stride + columns[x]!]!
       const pattern = patterns[byte]
-      if (pattern != null && inked(pattern, x, y)) pixels[y * columns.length + x] = inks[byte]!
+      if (pattern !== undefined && pattern !== null && inked(pattern, x, y))
+        pixels[y * columns.length + x] = inks[byte]!
     }
   }
 }

@@ -26,6 +26,12 @@ export function curveOf(scale: Scale, span: Span): Curve {
   // Halved, so that the span of the largest numbers is none that overflows.
   const [low, high] = [bend.to(span.low) / 2, bend.to(span.high) / 2]
   const width = high - low
+  // Neighbours among the numbers: there is nothing between them.
+  if (!(width > 0))
+    return {
+      position: (value) => (value > span.low ? 1 : 0),
+      value: (at) => (at < 0.5 ? span.low : span.high),
+    }
   return {
     position: (value) => (bend.to(value) / 2 - low) / width,
     value: (position) => bend.from(2 * (low + width * position)),
@@ -62,12 +68,4 @@ function logarithmic({ low, high }: Span): Curve {
     position: (value) => (value > 0 ? (Math.log(value) - start) / width : value <= 0 ? -1 : NaN),
     value: (position) => Math.exp(start + width * position),
   }
-}
-
-/** Evenly spread positions whose values are written at a legend. */
-export function ticksOf(curve: Curve, count: number): { position: number; value: number }[] {
-  return Array.from({ length: count }, (_, at) => {
-    const position = at / (count - 1)
-    return { position, value: curve.value(position) }
-  })
 }

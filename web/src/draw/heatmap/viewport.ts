@@ -29,14 +29,14 @@ export type Axes = 'both' | 'columns' | 'rows'
 /** No part smaller than a cell. */
 const SMALLEST = 1
 
-/** Everything; with `square`, cells are as wide as high, and the grid lies in the middle. */
+/** Everything; with `square`, cells are as wide as high, and the grid lies beside its labels, below and on the left. */
 export function fit(grid: Size, screen: Size, square = false): HeatWindow {
   if (!square || grid.width === 0 || grid.height === 0 || screen.width <= 0 || screen.height <= 0) {
     return { left: 0, top: 0, width: grid.width, height: grid.height }
   }
   const cell = Math.min(screen.width / grid.width, screen.height / grid.height)
   const [width, height] = [screen.width / cell, screen.height / cell]
-  return { left: (grid.width - width) / 2, top: (grid.height - height) / 2, width, height }
+  return { left: 0, top: grid.height - height, width, height }
 }
 
 /** The nearest window that lies within `whole`, the fitted one, and is no smaller than a cell. */

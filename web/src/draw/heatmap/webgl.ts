@@ -1,8 +1,8 @@
 /** The renderer with WebGL2: bytes are a texture, and the graphics card looks their colours up. */
 import { notability, type Coding, type Pooling } from './coding'
-import { Pyramid, type Level } from './pyramid'
+import { levelFor, Pyramid, type Grid } from './pyramid'
 import type { Area } from './quantise'
-import { hatched, levelOf, type Tables } from './raster'
+import { hatched, scaled, type Tables } from './raster'
 import type { HeatRenderer } from './renderer'
 import { compile, type Shader } from './shader'
 import { plain, Textures, type Tile } from './textures'
@@ -31,7 +31,6 @@ export class WebglRenderer implements HeatRenderer {
       antialias: false,
       depth: false,
       stencil: false,
-      premultipliedAlpha: true,
     })
     return gl === null ? null : new WebglRenderer(canvas, gl, callbacks)
   }
@@ -48,8 +47,7 @@ export class WebglRenderer implements HeatRenderer {
     canvas.addEventListener('webglcontextrestored', this.onrestored)
   }
 
-  set(cells: Uint8Array, rows: number, columns: number, coding: Coding, pooling: Pooling = 'high'): void {
-    const grid = { bytes: cells, rows, columns, stride: columns }
+  set(grid: Grid, coding: Coding, pooling: Pooling = 'high'): void {
     this.cells = { pyramid: new Pyramid(grid, notability(pooling, coding)), coding }
     this.resources?.textures.clear()
   }
@@ -91,7 +89,7 @@ export class WebglRenderer implements HeatRenderer {
     const { gl } = this
     const { width, height } = this.canvas
     const { places } = shader
-    const level = levelOf(window, width, height)
+    const level = levelFor(window, { width, height }, pyramid.base)
     const grid = pyramid.grid(level)
     gl.useProgram(shader.program)
     gl.activeTexture(gl.TEXTURE1)
@@ -102,37 +100,17 @@ export class WebglRenderer implements HeatRenderer {
     gl.uniform1f(places.height, height)
     gl.uniform3i(places.special, coding.nan ?? -1, coding.infinite ?? -1, coding.missing ?? -1)
     gl.uniform1i(places.hatched, hatched(window, width, height) ? 1 : 0)
-    const seen = scaled(window, level)
+    const seen = scaled(window, pyramid.base, grid)
     gl.uniform2f(places.cellsPerPixel, seen.width / width, seen.height / height)
     for (const tile of textures.cover(grid, level, areaOf(seen))) {
-      this.drawTile(shader, tile, seen, { width: pyramid.base.columns, height: pyramid.base.rows })
+      this.drawTile(shader, tile, seen)
     }
   }
 
-  private drawTile(
-    { places }: Shader,
-    tile: Tile,
-    seen: HeatWindow,
-    base: { width: number; height: number },
-  ): void {
+  private drawTile({ places }: Shader, { area, texture }: Tile, seen: HeatWindow): void {
     const { gl } = this
-    const { area, level } = tile
-    const across = edges(
-      area.column,
-      area.columns,
-      base.width / 2 ** level.across,
-      seen.left,
-      seen.width,
-      this.canvas.width,
-    )
-    const down = edges(
-      area.row,
-      area.rows,
-      base.height / 2 ** level.down,
-      seen.top,
-      seen.height,
-      this.canvas.height,
-    )
+    const across = edges(area.column, area.columns, seen.left, seen.width, this.canvas.width)
+    const down = edges(area.row, area.rows, seen.top, seen.height, this.canvas.height)
     if (across.start >= across.end || down.start >= down.end) return
     const [x, y] = [2 / this.canvas.width, 2 / this.canvas.height]
     gl.uniform4f(
@@ -145,7 +123,7 @@ export class WebglRenderer implements HeatRenderer {
     // Relative to the tile, so that 32 bits are exact in a grid of any size.
     gl.uniform2f(places.origin, seen.left - area.column, seen.top - area.row)
     gl.uniform2i(places.last, area.columns - 1, area.rows - 1)
-    gl.bindTexture(gl.TEXTURE_2D, tile.texture)
+    gl.bindTexture(gl.TEXTURE_2D, texture)
     gl.drawArrays(gl.TRIANGLE_STRIP, 0, 4)
   }
 
@@ -178,25 +156,14 @@ function sendTables(gl: WebGL2RenderingContext, texture: WebGLTexture, { colours
   gl.texImage2D(gl.TEXTURE_2D, 0, gl.RGBA8, 256, 2, 0, gl.RGBA, gl.UNSIGNED_BYTE, both)
 }
 
-/** A window in cells of a level. */
-function scaled(window: HeatWindow, level: Level): HeatWindow {
-  const [across, down] = [2 ** level.across, 2 ** level.down]
-  return {
-    left: window.left / across,
-    top: window.top / down,
-    width: window.width / across,
-    height: window.height / down,
-  }
-}
-
 function areaOf(seen: HeatWindow): Area {
   const [row, column] = [Math.max(0, Math.floor(seen.top)), Math.max(0, Math.floor(seen.left))]
   const rows = Math.ceil(seen.top + seen.height) - row
   return { row, column, rows, columns: Math.ceil(seen.left + seen.width) - column }
 }
 
-/** The pixels whose centres lie on cells `first` to `first + count`, and not beyond the grid's `end`. */
-function edges(first: number, count: number, end: number, start: number, length: number, pixels: number) {
+/** The pixels whose centres lie on cells `first` to `first + count`. */
+function edges(first: number, count: number, start: number, length: number, pixels: number) {
   const pixel = (cell: number) => Math.ceil(((cell - start) / length) * pixels - 0.5)
-  return { start: Math.max(0, pixel(first)), end: Math.min(pixels, pixel(Math.min(end, first + count))) }
+  return { start: Math.max(0, pixel(first)), end: Math.min(pixels, pixel(first + count)) }
 }

@@ -33,7 +33,7 @@ from trimtab.scope.server.reduce import width_of
 from trimtab.scope.server.runs import Run
 from trimtab.scope.server.schema import INTEGER, NUMBER, TEXT, Schema, listed, mapped, record, said
 from trimtab.scope.server.service import Service
-from trimtab.scope.shards import Key, join_pieces, key_of, merge_frames
+from trimtab.scope.shards import Key, cut, join_pieces, key_of, merge_frames
 from trimtab.scope.vector import BIAS, BINS
 
 _ARRAY: Final[Schema] = record(
@@ -56,8 +56,6 @@ _FRAME: Final[Schema] = record(
 )
 _FRAMES: Final[Schema] = record(run=TEXT, step=INTEGER, frames=listed(_FRAME))
 _MOST_LISTED: Final = 256
-_PIECE_BYTES: Final = 900_000
-"""Of arrays in one frame: with its header it stays below what a frame may be."""
 _WHOLE: Final = truth("whole", "Put together over ranks: a frame for each microbatch and each part of the data")
 _FORMAT: Final = word("format", "binary: encoded frames, one after the other", "json", "binary", default="binary")
 
@@ -114,20 +112,8 @@ def _frames(service: Service, call: Call, run: Run, tap: str, what: str) -> obje
 
 
 def encoded(frame: Frame) -> Iterator[bytes]:
-    """A frame as bytes, in pieces where it is longer than one may be, cut as ranks cut theirs."""
-    if sum(array.nbytes for array in frame.arrays.values()) <= _PIECE_BYTES:
-        yield encode(frame)
-        return
-    pieces = [
-        (name, array.reshape(-1)[begin : begin + many])
-        for name, array in frame.arrays.items()
-        for many in [max(_PIECE_BYTES // array.itemsize, 1)]
-        for begin in range(0, array.size, many)
-    ]
-    shapes = {name: list(array.shape) for name, array in frame.arrays.items()}
-    for index, (name, piece) in enumerate(pieces):
-        meta = {**frame.meta, "part": [index, len(pieces)], "shapes": shapes}
-        yield encode(replace(frame, arrays={name: piece}, meta=meta))
+    """A frame as bytes, in pieces where it is longer than one may be."""
+    return map(encode, cut(frame))
 
 
 def _film(service: Service, call: Call) -> object:
@@ -159,6 +145,8 @@ def put_together(frames: Sequence[Frame]) -> list[Frame]:
         merged = merge_frames(members)
         meta = {name: value for name, value in merged.meta.items() if name not in ("part", "shapes")}
         about = {**meta, "ranks": list(merged.ranks[:_MOST_LISTED]), "missing": len(merged.missing)}
+        if merged.missing:
+            about["lacks"] = merged.lacks()
         whole = Frame(key.tap, key.what, key.subscription, key.step, key.microbatch, merged.ranks[0], key.data, 0)
         found.append(replace(whole, arrays=merged.arrays, meta=about, unix_ns=merged.unix_ns))
     return found

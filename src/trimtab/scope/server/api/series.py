@@ -117,14 +117,17 @@ def _matrix(service: Service, call: Call) -> object:
         check_cells(service, cells)
     elif cells * 4 > service.limits.binary_bytes:
         raise Problem(413, f"that would be {cells * 4:,} bytes, more than {service.limits.binary_bytes:,}")
+    special = np.zeros((len(rows), (last - first) // width + 1), np.uint8)
     if call.text("rows") == "ranks":
-        values = _of_ranks(run, call.text("pattern"), rows, statistic, call.text("reduce"), first, last, width)
+        values = _of_ranks(run, call.text("pattern"), rows, statistic, call.text("reduce"), first, last, width, special)
     else:
-        values = np.full((len(rows), (last - first) // width + 1), np.nan)
+        values = np.full(special.shape, np.nan)
         for row, name in enumerate(rows):
-            step, value, _ = whole_series(run, name, call.numbers("ranks"), statistic)
+            step, value, merged = whole_series(run, name, call.numbers("ranks"), statistic)
             thinned = thin(step, value, first, last, columns)
             values[row, (thinned.first - first) // width] = getattr(thinned, _REDUCED[call.text("reduce")])
+            inside = (step >= first) & (step <= last)
+            np.bitwise_or.at(special[row], (step[inside] - first) // width, _flags(merged)[inside])
     about = {
         "statistic": statistic,
         "first": first,
@@ -134,28 +137,45 @@ def _matrix(service: Service, call: Call) -> object:
         "rows": rows,
     }
     if call.text("format") == "binary":
-        return Binary(b"".join(_as_frames(about, values.astype(np.float32))))
+        return Binary(b"".join(_as_frames(about, values.astype(np.float32), special)))
     return {**about, "columns": list(range(first, last + 1, width)), "values": values}
 
 
 _REDUCED: Final = {"mean": "mean", "max": "maximum", "min": "minimum"}
+_THERE, _HAS_NAN, _HAS_INF = 1, 2, 4
+"""Bits of ``special``."""
 
 
-def _as_frames(about: dict[str, Any], values: NDArray[np.float32]) -> Iterator[bytes]:
+def _flags(merged: Merged) -> NDArray[np.uint8]:
+    """Of each vector: it is there, it has NaN, it has infinities."""
+    nan, inf = (derive(name, merged.vector, merged.shift) > 0 for name in ("nan", "inf"))
+    return (_THERE + _HAS_NAN * nan + _HAS_INF * inf).astype(np.uint8)
+
+
+def _as_frames(about: dict[str, Any], values: NDArray[np.float32], special: NDArray[np.uint8]) -> Iterator[bytes]:
     """Rows below each other, as many in a frame as it may hold; ``meta`` says which is the first."""
     many = max(_FRAME_VALUES // max(values.shape[1], 1), 1)
     for begin in range(0, len(values), many):
-        part = values[begin : begin + many]
-        names = [str(row) for row in about["rows"][begin : begin + many]]
+        rows = slice(begin, begin + many)
+        names = [str(row) for row in about["rows"][rows]]
         named = sum(map(len, names)) <= _MOST_NAMES
         meta = {**about, "rows": names if named else [], "first_row": begin, "all_rows": len(values)}
-        yield encode(Frame("matrix", "raw", "", about["last"], 0, 0, arrays={"values": part}, meta=meta))
+        arrays: dict[str, NDArray[Any]] = {"values": values[rows], "special": special[rows]}
+        yield encode(Frame("matrix", "raw", "", about["last"], 0, 0, arrays=arrays, meta=meta))
 
 
 def _of_ranks(
-    run: Run, tap: str, ranks: Sequence[int], statistic: str, reduce: str, first: int, last: int, width: int
+    run: Run,
+    tap: str,
+    ranks: Sequence[int],
+    statistic: str,
+    reduce: str,
+    first: int,
+    last: int,
+    width: int,
+    special: NDArray[np.uint8],
 ) -> Floats:
-    """(ranks, buckets), reduced over the steps of each bucket."""
+    """(ranks, buckets), reduced over the steps of each bucket; fills in ``special``, of the same shape."""
     places = (last - first) // width + 1
     numbers = np.array(ranks, np.int64)
     order = np.argsort(numbers)
@@ -163,8 +183,10 @@ def _of_ranks(
     found, count = np.full((len(ranks), places), start), np.zeros((len(ranks), places))
     for rank, merged in run.recording().by_rank(tap, first, last, ranks):
         value = derive(statistic, merged.vector, merged.shift)
+        row, column = order[np.searchsorted(numbers[order], rank)], (merged.key - first) // width
+        np.bitwise_or.at(special, (row, column), _flags(merged))
         known = ~np.isnan(value)
-        cells = (order[np.searchsorted(numbers[order], rank[known])], (merged.key[known] - first) // width)
+        cells = (row[known], column[known])
         fold.at(found, cells, value[known])
         np.add.at(count, cells, 1.0)
     with np.errstate(invalid="ignore"):
@@ -237,7 +259,13 @@ ENDPOINTS: Final = (
             buckets(500),
             word("rows", "What the rows are", "taps", "ranks", default="taps"),
             word("reduce", "What is shown of the steps of a column", "mean", "max", "min", default="mean"),
-            word("format", "binary: a frame with the array values, float32", "json", "binary", default="json"),
+            word(
+                "format",
+                "binary: frames with values (float32) and special (bits: 1 there, 2 NaN, 4 infinite)",
+                "json",
+                "binary",
+                default="json",
+            ),
         ),
         media=(JSON, FRAMES),
         tag="runs",

@@ -1,0 +1,157 @@
+"""Everybody can use it: by keyboard alone, in both themes, with a screen reader; and what is shown can be linked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from browser_pages import Pages, settled
+from browser_runs import ANSWER_RUN, CLEAN_RUN, DISTURBED_RUN
+from browser_site import Site
+from playwright.sync_api import Page, expect
+
+from trimtab.scope.commands.open import VIEWS
+
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+MISSING = "status of 404|answer 404"
+CHECK = """async (rules) => {
+    const found = await axe.run(document, {
+        runOnly: { type: 'tag', values: rules },
+        // Of an experimental rule a value that is said with more digits than it is shown with is another.
+        rules: { 'label-content-name-mismatch': { enabled: false } },
+    })
+    return found.violations.flatMap((rule) => rule.nodes.map((node) =>
+        `${rule.id}: ${node.target.join(' ')}: ${node.failureSummary.replace(/\\s+/g, ' ')}`))
+}"""
+LINKS: dict[str, dict[str, Any]] = {
+    "ranks": {"run": CLEAN_RUN, "tap": "layers.1.output", "step": 8, "stat": "absmax"},
+    "layers": {"run": DISTURBED_RUN, "step": 30, "stat": "std"},
+    "histogram": {"run": CLEAN_RUN, "tap": "layers.2.output", "step": 12},
+    "scan": {"run": CLEAN_RUN},
+    "tensors": {"run": CLEAN_RUN, "layer": 1, "step": 8},
+    "attention": {"run": CLEAN_RUN, "layer": 2, "head": 1, "step": 16},
+    "text": {"run": ANSWER_RUN, "step": 5},
+    "pca": {"run": CLEAN_RUN, "tap": "layers.3.output", "step": 20},
+    "compare": {"run": CLEAN_RUN, "other": DISTURBED_RUN, "step": 22},
+    "disturb": {"run": DISTURBED_RUN},
+}
+"""Of each view, one."""
+
+
+def asked(page: Page) -> dict[str, str]:
+    return dict(parse_qsl(urlsplit(page.url).query))
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_contrast_labels_and_roles(pages: Pages, recorded: Site, theme: Any) -> None:
+    page = pages(recorded, view=VIEWS[0], **LINKS[VIEWS[0]], theme=theme, allow=(MISSING,))
+    faults: list[str] = []
+    for view in VIEWS:
+        page.goto(recorded.link(view=view, **LINKS[view]))
+        settled(page)
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        faults += [f"{view}: {fault}" for fault in page.evaluate(CHECK, RULES)]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_link_shows_what_was_shown(pages: Pages, recorded: Site, view: str) -> None:
+    first = settled(pages(recorded, view=view, **LINKS[view], allow=(MISSING,)))
+    wanted = {"view": view} | {name: str(value) for name, value in LINKS[view].items()}
+    assert wanted.items() <= asked(first).items()
+    if "step" in wanted:
+        expect(first.get_by_role("spinbutton", name="Step", exact=True)).to_have_value(wanted["step"])
+    other = first.context.new_page()
+    pages.watched(other).goto(first.url)
+    settled(other)
+    assert asked(other) == asked(first)
+    for page in (first, other):
+        page.wait_for_load_state("networkidle")
+    assert controls(settled(other)) == controls(settled(first))
+
+
+def controls(page: Page) -> list[str]:
+    """What is chosen on the page."""
+    return page.evaluate(
+        "[...document.querySelectorAll('main select, main input, footer input')]"
+        ".map((one) => `${one.type} ${one.checked ?? ''} ${one.value}`)"
+    )
+
+
+def test_all_views_are_reached_by_keyboard_and_focus_is_seen(pages: Pages, recorded: Site) -> None:
+    page = settled(pages(recorded, view="layers", run=CLEAN_RUN, step=8, allow=(MISSING,)))
+    for key, view in zip("1234567890", VIEWS, strict=True):
+        page.keyboard.press(key)
+        expect(page.locator("nav a[aria-current=page]")).to_have_count(1)
+        page.wait_for_url(f"**view={view}**")
+        settled(page)
+        assert asked(page)["step"] == "8", "the step stays"
+        seen = tabbed(page)
+        assert len(seen) > 12, view
+        hidden = [name for name, outlined in seen if not outlined]
+        assert not hidden, f"{view}: the focus does not show on {hidden}"
+
+
+def tabbed(page: Page) -> list[tuple[str, bool]]:
+    """What Tab comes to, once around: a name for each, and whether one can see that it has the focus."""
+    page.evaluate("document.activeElement?.blur()")
+    found: list[tuple[str, bool]] = []
+    for _ in range(150):
+        page.keyboard.press("Tab")
+        name, outlined, again = page.evaluate(
+            """() => {
+                const one = document.activeElement
+                if (!one || one === document.body) return ['', true, true]
+                const again = one.hasAttribute('data-tabbed')
+                one.setAttribute('data-tabbed', '')
+                const style = getComputedStyle(one)
+                const ring = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0
+                return [`${one.tagName} ${one.ariaLabel ?? one.textContent.trim().slice(0, 40)}`,
+                        ring || style.boxShadow !== 'none', again]
+            }"""
+        )
+        if again:
+            break
+        found.append((name, outlined))
+    page.evaluate(
+        """() => {
+            document.querySelectorAll('[data-tabbed]').forEach((one) => one.removeAttribute('data-tabbed'))
+            document.activeElement?.blur() // fields keep keys for themselves
+        }"""
+    )
+    return found
+
+
+def test_the_list_of_keys_opens_and_closes(pages: Pages, recorded: Site) -> None:
+    page = settled(pages(recorded, view="layers", run=CLEAN_RUN))
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Live edge")
+    page.keyboard.press("1")
+    assert asked(page)["view"] == "layers", "keys below a dialog do nothing"
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+
+
+def test_the_theme_is_kept(pages: Pages, recorded: Site) -> None:
+    page = settled(pages(recorded, view="layers", run=CLEAN_RUN, theme="dark"))
+    page.keyboard.press("t")
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    page.reload()
+    expect(settled(page).locator("html")).to_have_attribute("data-theme", "light")
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (1920, 1080)])
+def test_nothing_is_wider_than_the_window(pages: Pages, recorded: Site, size: tuple[int, int]) -> None:
+    page = pages(recorded, view=VIEWS[0], **LINKS[VIEWS[0]], size=size, allow=(MISSING,))
+    for view in VIEWS:
+        page.goto(recorded.link(view=view, **LINKS[view]))
+        settled(page)
+        wide = page.evaluate(
+            "[document.documentElement, document.querySelector('main')]"
+            ".filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.tagName)"
+        )
+        assert not wide, f"{view} is wider than {size[0]} pixels"

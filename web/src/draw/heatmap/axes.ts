@@ -1,0 +1,44 @@
+/** Labelled axes: which labels there are, and how much room they need. */
+import { widest } from './measure'
+import { sampled, shortened, ticks, type Tick } from './ticks'
+
+/** Of labels of rows; the whole of a longer one is in the read-out. */
+const LONGEST = 28
+
+/** Rows of labels are so far apart at least, and columns so much farther than the widest label. */
+const LINE = 15
+const GAP = 14
+
+export interface Axis {
+  readonly count: number
+  label(index: number): string
+  readonly title: string
+}
+
+export interface LabelledTick extends Tick {
+  readonly text: string
+}
+
+/** CSS pixels that the labels of an axis take; the same wherever one is in it. */
+export function roomOf(axis: Axis): number {
+  return Math.ceil(widest(sampled(axis.count).map((index) => shortened(axis.label(index), LONGEST))))
+}
+
+export function rowTicks(axis: Axis, start: number, length: number, pixels: number): LabelledTick[] {
+  return labelled(axis, ticks(start, length, pixels, axis.count, LINE))
+}
+
+/** `room` is what {@link roomOf} says. */
+export function columnTicks(
+  axis: Axis,
+  room: number,
+  start: number,
+  length: number,
+  pixels: number,
+): LabelledTick[] {
+  return labelled(axis, ticks(start, length, pixels, axis.count, room + GAP))
+}
+
+function labelled(axis: Axis, at: readonly Tick[]): LabelledTick[] {
+  return at.map((tick) => ({ ...tick, text: shortened(axis.label(tick.index), LONGEST) }))
+}
