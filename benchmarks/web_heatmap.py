@@ -118,6 +118,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--chromium", default=CHROMIUM)
     arguments = parser.parse_args()
+    if arguments.side < max(WIDTHS):
+        parser.error(f"--side is {arguments.side}: at least {max(WIDTHS)} cells are panned over")
     samples: Samples = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder))

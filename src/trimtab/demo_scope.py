@@ -50,7 +50,7 @@ def _wishes(steps: int) -> tuple[Subscription, ...]:
     return (
         Subscription("{embedding.output,layers.*.mlp.output,layers.*.output,logits,loss}", when=each),
         Subscription("layers.*.output", "histogram", When(every=2, microbatches=(0,))),
-        Subscription("layers.*.{attention.q,attention.k,attention.v,mlp.hidden,residual}", "tiles", seldom),
+        Subscription("layers.*.{attention.{q,k,v},residual,mlp.hidden,mlp.output,output}", "tiles", seldom),
         Subscription("layers.*.attention.map", "attention", seldom),
         Subscription("layers.*.output", "pca", seldom),
     )
@@ -97,7 +97,8 @@ def show(run_directory: Path) -> None:
         talk(f"In the browser: {link}\nCtrl-C ends the server.")
         threading.Thread(target=visiting.browse, args=(link, os.environ, talk)).start()
 
-    serve(Options((run_directory,), live=False), ControlConfig(), os.environ, talk, ready)
+    with contextlib.suppress(KeyboardInterrupt):  # the demo is over by then, and went well
+        serve(Options((run_directory,), live=False), ControlConfig(), os.environ, talk, ready)
 
 
 def check_installed() -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -60,6 +62,8 @@ class Shot:
     """Where on the first canvas, as shares of its sides."""
 
 
+_CELL: Final = {"attention.row": 14, "attention.key": 6}
+"""The second "in" looks at what followed the first one."""
 SHOTS: Final = (
     Shot("ranks", "demo", {"view": "ranks", "tap": "layers.1.output", "stat": "rms", "rank": 3}),
     Shot("ranks-light", "demo", {"view": "ranks", "tap": "layers.1.output", "stat": "rms", "rank": 3}, "light"),
@@ -67,7 +71,7 @@ SHOTS: Final = (
     Shot("histogram", "demo", {"view": "histogram", "tap": "layers.2.output"}, hover=(0.6, 0.5)),
     Shot("scan", "demo", {"view": "scan"}),
     Shot("tensors", "demo", {"view": "tensors", "layer": 1}),
-    Shot("attention", "answer", {"view": "attention", "layer": 17, "head": 5, "step": 0}, hover=(0.3, 0.8)),
+    Shot("attention", "answer", {"view": "attention", "layer": 17, "head": 5, "step": 0, **_CELL}, hover=(0.3, 0.8)),
     Shot("text", "answer", {"view": "text", "step": 6}),
     Shot("pca", "answer", {"view": "pca", "tap": "layers.20.output"}),
     Shot("compare", "clean", {"view": "compare", "other": DISTURBED_RUN, "step": 22}),
@@ -111,9 +115,13 @@ def _recorded() -> list[Path]:
         seen = ("--attention", "17/all", "--attention", "18/all", "--hidden", "--tokens", "16", "--top", "8")
         _trimtab("scope", "generate", "--prompt", PROMPT, *seen, "--record", str(answer))
     if not trained.exists():
+        os.environ["OMP_NUM_THREADS"] = "1"  # tensors are small: threads would only wait for each other
         from browser_training import record_training
 
-        record_training(trained)
+        part = trained.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        record_training(part)
+        part.rename(trained)
     return [demo / "run", answer, trained]
 
 
@@ -134,7 +142,10 @@ def _disturbed_job() -> Iterator[Site]:
     directory = WORK / time.strftime("live-%H%M%S")
     directory.mkdir(parents=True)
     command = [sys.executable, str(Path(__file__).with_name("browser_live_job.py")), str(directory)]
-    with (directory / "job.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as job:
+    with (
+        (directory / "job.log").open("w") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, env=plain_environment()) as job,
+    ):
         site = Site(directory, arguments=("--allow-perturb",))
         try:
             _wait(site, 3)

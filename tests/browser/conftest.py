@@ -28,8 +28,8 @@
     A server that may disturb (``live.control`` is the token), joined to a job of 4 ranks that trains meanwhile, rank 3
     slow from step 60 on.
 
-``site.get``, ``site.frames`` and ``site.post`` ask the same server as a program. ``expect`` waits up to a minute. To test a
-bundle that is not committed: ``TRIMTAB_PAGE=/tmp/dist pytest tests/browser``.
+``site.get``, ``site.frames`` and ``site.post`` ask the same server as a program. ``expect`` waits up to a minute.
+To test a bundle that is not committed: ``TRIMTAB_PAGE=/tmp/dist pytest tests/browser``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pathlib import Path
 import pytest
 from browser_pages import PATIENCE_MS, Pages, launch
 from browser_runs import write_answer, write_broken, write_hostile, write_large, write_timings
-from browser_site import Site
+from browser_site import Site, plain_environment
 from browser_training import record_training
 from playwright.sync_api import Browser, expect, sync_playwright
 
@@ -124,7 +124,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     said = directory / "job.log"
     with said.open("w") as log:
         command = [sys.executable, str(_HERE / "browser_live_job.py"), str(directory)]
-        job = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        job = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=plain_environment())
     site = Site(directory, arguments=("--allow-perturb",))
     try:
         _wait_for_steps(site, job, said)

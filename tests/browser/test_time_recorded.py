@@ -65,8 +65,9 @@ def test_marks_say_what_happened_and_lead_there(pages: Pages, recorded: Site) ->
     ]
     page = pages(recorded, view="layers", run=DISTURBED_RUN, step=0)
     page.get_by_role("button", name=f"{len(told) + len(onsets)} marks").press("Enter")
+    listed = page.get_by_role("group", name="What happened at which step")
     for text in told.values():
-        expect(page.get_by_text(text)).to_be_visible()
+        expect(listed.get_by_text(text)).to_be_visible()
     page.get_by_role("button", name=f"Go to step {FLIP_STEPS[0]} to {FLIP_STEPS[-1]}").press("Enter")
     _expect_step(page, FLIP_STEPS[0])
     expect(page.get_by_role("button", name="marks")).to_be_focused()

@@ -87,6 +87,7 @@ def test_the_chart_is_read_seeks_and_zooms_by_keyboard(pages: Pages, recorded: S
 def test_the_chart_seeks_where_it_is_clicked_and_zooms_to_what_is_dragged(pages: Pages, recorded: Site) -> None:
     page = settled(pages(recorded, view="ranks", run=DISTURBED_RUN, step=0, tap="layers.3.output"))
     over = page.locator(".u-over")
+    expect(over).to_be_visible()
     box = over.bounding_box()
     assert box is not None
     over.click(position={"x": box["width"] * 20 / 39, "y": 60})
@@ -111,8 +112,8 @@ def test_its_link_restores_it(pages: Pages, recorded: Site) -> None:
     )
     expect(page.get_by_label("Statistic")).to_have_value("2")
     expect(page.get_by_label("Lines")).to_have_value("2")
-    expect(page.get_by_label("Colours")).to_have_value("1")
-    expect(page.get_by_label("logarithmic")).to_be_checked()
+    expect(page.get_by_role("combobox", name="Colours")).to_have_value("1")
+    expect(page.get_by_role("checkbox", name="logarithmic")).to_be_checked()
     expect(page.locator("[data-rank='2']")).to_have_attribute("aria-pressed", "true")
     expect(page.get_by_text("steps 4 to 20")).to_be_visible()
     expect(page.get_by_role("application", name="standard deviation of layers.1.output")).to_be_visible()
@@ -168,7 +169,7 @@ def test_hostile_names_are_text(pages: Pages, troubled: Site) -> None:
 
 def test_a_thousand_ranks_are_a_map(pages: Pages, large: Site) -> None:
     step, rank = LARGE_NAN
-    page = settled(pages(large, view="ranks", run=LARGE_RUN, step=step))
+    page = pages(large, view="ranks", run=LARGE_RUN, step=step)
     grid = page.get_by_role("application", name=f"root mean square of {LARGE_TAP}").first
     expect(grid).to_be_visible()
     page.get_by_role("button", name=f"rank {rank}: NaN").click()
@@ -183,3 +184,18 @@ def test_a_thousand_ranks_are_a_map(pages: Pages, large: Site) -> None:
     expect(readout).to_contain_text(
         f"rank {rank - 8} (tp {rank % 8}, dp {rank // 8 - 1}): {served[rank - 8]['value']:.4g}"
     )
+
+
+def test_it_follows_a_job(pages: Pages, live: Site) -> None:
+    live.post("/subscriptions", {"pattern": "layers.*.output", "when": {"every": 1}})
+    page = pages(live, view="ranks", tap="layers.3.output")
+    heading = page.get_by_role("heading", name=re.compile(r"on each rank, step \d+"))
+    expect(heading).to_be_visible()
+    expect(page.locator("[data-rank]")).to_have_count(4)
+    before = int(re.findall(r"step (\d+)", heading.inner_text())[0])
+    expect(heading).not_to_have_text(re.compile(rf"step {before}\b"))
+    expect(page.locator(".step[data-readout]")).not_to_have_text(f"step {before}")
+    later = int(re.findall(r"step (\d+)", heading.inner_text())[0])
+    assert later > before
+    page.keyboard.press(" ")
+    expect(page).to_have_url(re.compile("step="))

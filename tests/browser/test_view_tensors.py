@@ -37,7 +37,7 @@ def test_cards_have_the_statistics_of_the_api(pages: Pages, recorded: Site) -> N
         expect(values).to_have_count(4)
         for at, statistic in enumerate(("rms", "absmax", "nan", "inf")):
             query = {"tap": f"layers.3.{part}", "statistic": statistic, "first": 30, "last": 30}
-            (served,) = recorded.get(f"/runs/{DISTURBED_RUN}/series", **query)["mean"]
+            (served,) = recorded.get(f"/runs/{DISTURBED_RUN}/series", **query)["series"][0]["mean"]
             assert _number(values.nth(at).inner_text()) == pytest.approx(served, rel=1e-3), (title, statistic)
     expect(_card(page, "Residual")).to_contain_text("picture of step 28")
     assert _number(_card(page, "Residual").locator("dd").nth(2).inner_text()) > 0
@@ -59,7 +59,7 @@ def test_a_card_becomes_large_and_its_cells_are_those_of_the_api(pages: Pages, r
     shown = panel.locator("[data-readout]").first
     # the second rank's heads are 2 and 3; tile 70 begins with its row 140 - 96 = 44, that of token 11
     expect(shown).to_contain_text("s 11 b 0 n 2")
-    span = values.max() - values.min()
+    span = float(values.max() - values.min())
     assert _number(shown.inner_text()) == pytest.approx(values[70, 5], abs=span / 400)
     bars = panel.get_by_role("application", name=re.compile("^Values of s 11 b 0 n 2"))
     bars.focus()
@@ -76,7 +76,7 @@ def test_recorded_rows_are_shown_and_exported(pages: Pages, recorded: Site) -> N
     (served, *_) = recorded.frames(f"/runs/{CLEAN_RUN}/rows", tap="layers.0.residual", step=8, whole=True)
     page = pages(recorded, view="tensors", run=CLEAN_RUN, step=8, **{"tensors.tap": "layers.0.residual"})
     panel = _enlarged(page, "layers.0.residual")
-    panel.get_by_role("combobox", name="Show", exact=True).select_option("some of its rows")
+    panel.get_by_role("combobox", name="Show", exact=True).select_option(label="some of its rows")
     expect(panel.get_by_role("application", name="layers.0.residual")).to_have_attribute("data-rows", "2")
     files: dict[str, Path] = {}
     for kind in ("PNG", "CSV", "NPZ"):
@@ -95,9 +95,9 @@ def test_recorded_rows_are_shown_and_exported(pages: Pages, recorded: Site) -> N
 def test_microbatches_and_ranks_are_chosen_and_restored(pages: Pages, recorded: Site) -> None:
     address = {"tensors.tap": "layers.0.residual", "tensors.row": 3, "tensors.column": 4}
     page = pages(recorded, view="tensors", run=CLEAN_RUN, step=8, **address)
-    page.get_by_role("combobox", name="Microbatch", exact=True).select_option("1")
-    page.get_by_role("combobox", name="Data", exact=True).select_option("dp 1")
-    page.get_by_role("combobox", name="Rank", exact=True).select_option("3")
+    page.get_by_role("combobox", name="Microbatch", exact=True).select_option(label="1")
+    page.get_by_role("combobox", name="Data", exact=True).select_option(label="dp 1")
+    page.get_by_role("combobox", name="Rank", exact=True).select_option(label="3")
     (served,) = recorded.frames(f"/runs/{CLEAN_RUN}/tiles", tap="layers.0.residual", step=8, ranks=3, microbatch=1)
     low, high = served.arrays["scale"].tolist()
     value = low + (high - low) * int(served.arrays["tiles"][3, 4]) / 253
@@ -129,9 +129,8 @@ def test_gradients_are_a_key_away(pages: Pages, recorded: Site) -> None:
     expect(_card(page, "Output")).to_be_visible()
     page.keyboard.press("g")
     card = _card(page, "Output, gradient")
-    (served,) = recorded.get(f"/runs/{CLEAN_RUN}/series", tap="layers.0.output.grad", statistic="rms", first=8, last=8)[
-        "mean"
-    ]
+    query = {"tap": "layers.0.output.grad", "statistic": "rms", "first": 8, "last": 8}
+    (served,) = recorded.get(f"/runs/{CLEAN_RUN}/series", **query)["series"][0]["mean"]
     assert _number(card.locator("dd").first.inner_text()) == pytest.approx(served, rel=1e-3)
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 from trimtab.fbd.split.places import Places
 from trimtab.fbd.split.shipping import Receiver, Sender
 from trimtab.fbd.split.skeleton import Skeleton, shipment_of
+from trimtab.transport.interface import Label
 from trimtab.transport.opening import group_exchange, open_transport
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
@@ -91,7 +92,7 @@ def forwards(model: Model, transport: Any) -> list[float]:
     losses = []
     for number, batch in enumerate(batches()):
         (loss,), shipment = shipment_of(lambda batch=batch: (model(*batch),), places(model, batch))
-        sender.send(1, 0, number % MICROBATCHES, number // MICROBATCHES, shipment)
+        sender.send(1, Label(False, 0, number % MICROBATCHES, number // MICROBATCHES), shipment)
         losses.append(float(loss))
         if number % MICROBATCHES == MICROBATCHES - 1:
             transport.drain(PATIENCE)

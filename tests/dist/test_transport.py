@@ -250,4 +250,4 @@ def test_a_message_that_is_longer_than_its_header_says() -> None:
 
 
 def test_all_scenarios_are_played() -> None:
-    assert len(SCENARIOS) == 13
+    assert len(SCENARIOS) == 14

@@ -181,6 +181,20 @@ def sizes_and_dtypes(player: Player) -> None:
     player.quiet()
 
 
+def counts(player: Player) -> None:
+    """Messages of more and of fewer tensors of one shape, one after the other."""
+    to = (player.rank + 1) % player.world
+    many = (8, 8, 4, 1, 2, 0, 3)
+    for number, count in enumerate(many):
+        player.transport.send(to, Label(False, 0, number), [torch.full((5,), float(number))] * count)
+    for message in (player.messages(1)[0] for _ in many):
+        tensors = message.take()
+        assert len(tensors) == many[message.label.microbatch]
+        assert all(torch.equal(one, torch.full((5,), float(message.label.microbatch))) for one in tensors)
+        message.release()
+    player.quiet()
+
+
 def strided(player: Player) -> None:
     """What is not contiguous, has a history, or is a part of something comes as it looks."""
     to = (player.rank + 1) % player.world
@@ -382,6 +396,7 @@ SCENARIOS: dict[str, Callable[[Player], None]] = {
         any_order,
         both_ways,
         sizes_and_dtypes,
+        counts,
         strided,
         ownership,
         credit,

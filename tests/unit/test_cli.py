@@ -312,13 +312,13 @@ def test_demo_trains_scans_and_reports(command, monkeypatch, tmp_path, slow_run)
     def train(planned, out, talk):
         assert planned.fault == "slow_compute:rank=3,factor=1.5,steps=10-"
         talk("  step 1/16 | loss 5.5")
-        shutil.copytree(slow_run, out / "run")
+        shutil.copytree(slow_run, out / "run", dirs_exist_ok=True)
 
     monkeypatch.setattr(demo, "train", train)
     monkeypatch.setattr(demo, "count_gpus", lambda: 0)
     out_dir = tmp_path / "demo"
-    code, out, err = command("demo", "--out", out_dir)
-    assert code == 0
+    code, out, err = command("demo", "--no-serve", "--out", out_dir)
+    assert code == 0, err
     assert "Rank 3 computes" in out
     assert "emulated" in err
     assert "step 1/16" in err

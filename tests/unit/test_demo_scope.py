@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from scope_job import FakeRank, connected, wait
+from scope_server_parts import record
 
 from trimtab import demo_scope
 from trimtab.scope.recording.reader import open_recording
+
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
 def test_ranks_are_asked_once_they_train_and_what_they_send_is_recorded(tmp_path: Path) -> None:
@@ -43,6 +50,24 @@ def test_ranks_are_asked_once_they_train_and_what_they_send_is_recorded(tmp_path
     assert ("layers.3.output", "statistics") in recording.taps()
     (line,) = said
     assert line.startswith("trimtab: attention of layers.*.attention.map: "), "what is not offered is said"
+
+
+def test_it_is_served_until_ctrl_c_and_that_is_no_error(tmp_path: Path) -> None:
+    record(tmp_path / "run", steps=2)
+    source = "import sys; from pathlib import Path; from trimtab.demo_scope import show; show(Path(sys.argv[1]))"
+    words = [sys.executable, "-c", source, str(tmp_path / "run")]
+    environment = {name: value for name, value in os.environ.items() if name not in DISPLAYS}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        link = process.stderr.readline().removeprefix("In the browser: ").strip()
+        assert process.stderr.readline() == "Ctrl-C ends the server.\n"
+        with httpx2.Client() as browser:
+            assert browser.get(link, follow_redirects=True).status_code == 200
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        assert process.wait(30) == 0, said
+    assert "Traceback" not in said
+    assert [path.suffix for path in (tmp_path / "run" / "scope").iterdir()] == [".ttscope"]
 
 
 def test_without_a_job_it_ends_in_silence(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_microbatches_arrive_whole_whatever_overtakes_what(seed):
         expected.append(leaf.grad)
         torch.set_rng_state(state)
         _, shipment = shipment_of(lambda x=x: (forward(x.clone().requires_grad_()),), places(forward))
-        sender.send(1, 0, number, 4, shipment)
+        sender.send(1, Label(False, 0, number, 4), shipment)
     per = -(-len(shipment.tensors) // 8) + 1
     messages = received(there, 3 * per)
     random.Random(seed).shuffle(messages)
@@ -77,7 +77,7 @@ def test_the_manifest_travels_once():
     sender = Sender(Wire())
     for microbatch in range(3):
         x = torch.randn(BATCH, TOKENS, WIDTH, requires_grad=True)
-        sender.send(1, 0, microbatch, 0, shipment_of(lambda x=x: (forward(x),), places(forward))[1])
+        sender.send(1, Label(False, 0, microbatch), shipment_of(lambda x=x: (forward(x),), places(forward))[1])
     assert sizes[0] > 100 * sizes[1]
     assert sizes[1] == sizes[2]
 
@@ -88,7 +88,7 @@ def test_a_shipment_of_more_messages_than_a_channel_has_credits_arrives():
     _, shipment = shipment_of(
         lambda: (forward(torch.randn(BATCH, TOKENS, WIDTH, requires_grad=True)),), places(forward)
     )
-    Sender(here).send(1, 0, 0, 0, shipment)
+    Sender(here).send(1, Label(False, 0, 0), shipment)
     receiver, arrived = Receiver(), []
     while not arrived:
         assert there.wait(10.0)

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from trimtab.cli import app
 from trimtab.scope.generate import text
+from trimtab.scope.generate.export import Tape
 from trimtab.scope.generate.gguf_file import GgufFile
 from trimtab.scope.generate.model import GgufModel, open_model
-from trimtab.scope.generate.result import Result
+from trimtab.scope.generate.result import Candidate, Result, Step
 from trimtab.scope.generate.sampling import Sampling
 from trimtab.scope.generate.stepping import Generation, Request
 from trimtab.scope.generate.views import Wanted, heads_of, principal
@@ -353,3 +354,22 @@ def test_command(tiny: tuple[Path, tiny_gguf.Weights], tmp_path: Path, monkeypat
     assert {what for _, what in recording.taps()} == {"nexttoken", "attention", "statistics", "pca"}
     text_of = CliRunner().invoke(app, arguments, catch_exceptions=False).stdout
     assert said["text"].split("\n")[0] in text_of
+
+
+def test_attention_of_a_long_prompt_is_recorded_whole(tmp_path: Path) -> None:
+    """Rows are cut where they are longer than a frame may be."""
+    tokens = 600
+    rows = np.tril(np.ones((tokens, tokens), np.float32))
+    rows /= rows.sum(-1, keepdims=True)
+    candidate = Candidate(7, "a", 1.0)
+    result = Result({}, "a" * tokens, ((7, "a"),) * tokens, {})
+    step = Step(0, candidate, 0, 0.0, (candidate,), {(3, 1): rows})
+    told: list[str] = []
+    tape = Tape(tmp_path, result, told.append)
+    result.steps.append(step)
+    tape.step(step)
+    tape.close()
+    (merged,) = open_recording(tmp_path).merged("layers.3.attention.map", "attention")
+    assert np.array_equal(merged.arrays["probabilities"], rows[None])
+    assert json.loads(merged.arrays["texts"].tobytes()) == result.labels[:tokens]
+    assert not told

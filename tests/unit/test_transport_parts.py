@@ -53,6 +53,17 @@ def test_a_header_is_read_as_it_was_written(label: Label, seq: int, value: float
     assert [spec.size for spec in header.specs] == [tensor.numel() * tensor.itemsize for tensor in tensors]
 
 
+@given(st.lists(st.lists(st.sampled_from([(768,), (3, 2)]), max_size=4), min_size=2, max_size=8))
+def test_headers_in_one_buffer_are_told_apart(messages: list) -> None:
+    """What is left of a longer one behind a shorter one is none of it."""
+    buffer = bytearray(HEADER_BYTES)
+    writer, reader = Wire(), Wire()
+    for shapes in messages:
+        data = writer.pack(7, Kind.DATA, Label(False, 0, 0), tensors=tuple(torch.empty(shape) for shape in shapes))
+        buffer[: len(data)] = data
+        assert [spec.shape for spec in reader.unpack(bytes(buffer), 7).specs] == shapes
+
+
 @given(st.binary(max_size=HEADER_BYTES))
 def test_what_is_no_header_is_refused(data: bytes) -> None:
     with pytest.raises(TransportError, match="cannot be read"):

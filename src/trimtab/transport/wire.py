@@ -77,7 +77,7 @@ class Wire:
 
     def __init__(self) -> None:
         self._written: dict[tuple[tuple[torch.dtype, torch.Size], ...], bytes] = {}
-        self._read: dict[bytes, tuple[Spec, ...]] = {}
+        self._read: dict[tuple[int, bytes], tuple[Spec, ...]] = {}
 
     def pack(
         self,
@@ -114,11 +114,12 @@ class Wire:
             raise TransportError(f"a header of {len(data)} bytes cannot be read: {error}") from None
 
     def _specs(self, data: bytes, count: int) -> tuple[Spec, ...]:
-        specs = self._read.get(data)
+        """``data`` may end with what is left of a longer header in the same buffer, so it alone does not say which."""
+        specs = self._read.get((count, data))
         if specs is None:
             if len(self._read) >= _SPECS_KEPT:
                 self._read.clear()
-            specs = self._read[data] = _read_specs(data, count)
+            specs = self._read[count, data] = _read_specs(data, count)
         return specs
 
 

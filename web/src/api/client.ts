@@ -67,14 +67,14 @@ export class Api {
   /** JSON of a GET. Raises {@link ApiError}, also for a server that does not answer. */
   async get<P extends GetPath>(path: P, query: Query<P>, signal?: AbortSignal): Promise<Answer<P>> {
     const response = await this.send(path, query as Record<string, Value>, { signal })
-    return (await body(response.json(), signal)) as Answer<P>
+    return (await contents(response.json(), signal)) as Answer<P>
   }
 
   /** Frames of a GET whose answer is bytes, with long ones put together; and the step that they are of. */
   async frames<P extends GetPath>(path: P, query: Query<P>, signal?: AbortSignal): Promise<Frames> {
     const response = await this.send(path, query as Record<string, Value>, { signal })
     const step = response.headers.get('X-Trimtab-Step')
-    const raw = await body(response.arrayBuffer(), signal)
+    const raw = await contents(response.arrayBuffer(), signal)
     try {
       return { step: step === null ? null : Number(step), frames: joinPieces(decodeAll(new Uint8Array(raw))) }
     } catch (error) {
@@ -95,7 +95,7 @@ export class Api {
     if (body !== undefined) headers['Content-Type'] = 'application/json'
     const text = body === undefined ? undefined : JSON.stringify(body)
     const response = await this.send(path, query, { method: 'POST', headers, body: text })
-    return (await body(response.json())) as Json<Operation<P, 'post'>>
+    return (await contents(response.json())) as Json<Operation<P, 'post'>>
   }
 
   /** JSON of a DELETE. */
@@ -104,7 +104,7 @@ export class Api {
     query: Record<string, Value> = {},
   ): Promise<Json<Operation<P, 'delete'>>> {
     const response = await this.send(path, query, { method: 'DELETE', headers: { 'X-Trimtab': '1' } })
-    return (await body(response.json())) as Json<Operation<P, 'delete'>>
+    return (await contents(response.json())) as Json<Operation<P, 'delete'>>
   }
 
   private async send(path: string, query: Record<string, Value>, init: RequestInit): Promise<Response> {
@@ -143,7 +143,7 @@ export function address(path: string, query: Record<string, Value>): string {
 }
 
 /** What an answer holds, which may be cut off in the middle. */
-async function body<T>(reading: Promise<T>, signal?: AbortSignal): Promise<T> {
+async function contents<T>(reading: Promise<T>, signal?: AbortSignal): Promise<T> {
   try {
     return await reading
   } catch (error) {

@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import type { Beat, Status } from '../state/server.svelte'
+import { labelled } from './runs'
 import {
   connectionWords,
   droppedOf,
@@ -75,6 +76,16 @@ describe('how things stand', () => {
     expect(recordingWords(live)).toBe('1,200 frames, 2.50 kB')
     expect(recordingWords({ ...live, recording: { failed: 'disk full' } })).toBe('it has failed: disk full')
     expect(recordingWords({ ...live, recording: null })).toBeNull()
+  })
+
+  it('says what a run is, whatever its label is', () => {
+    const run = { name: 'a.1', label: 'clean', live: false, recorded: true, error: '' }
+    expect(labelled(run)).toBe('a.1 (clean)')
+    expect(labelled({ ...run, label: '', live: true, error: 'cut off' })).toBe(
+      'a.1 (this job, cannot be read)',
+    )
+    expect(labelled({ ...run, label: '', recorded: false, error: 'x' })).toBe('a.1 (nothing recorded)')
+    expect(labelled({ ...run, label: `\u202ex\n${'y'.repeat(99)}` })).toBe(`a.1 (x ${'y'.repeat(38)}…)`)
   })
 
   it('warns before a session ends', () =>

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import type { Frame } from '../api/frames'
-import { columnLabel, columnOf, gridOf, spanOfColumns } from './stepMap'
+import { columnLabel, columnOf, gridOf, logScale, spanOfColumns } from './stepMap'
 
 /** Some rows of a matrix of 2 steps a column, from step 4 on. */
 function frame(first_row: number, names: string[], values: number[][], special: number[][]): Frame {
@@ -56,6 +56,15 @@ describe('a matrix', () => {
   it('has no names where the server has left them out', () => {
     expect(gridOf([frame(0, [], [[1], [2], [3]], [[1], [1], [1]])]).names).toEqual([])
   })
+})
+
+it('a logarithmic scale leaves out no value', () => {
+  const of = (...values: number[]) =>
+    logScale({
+      values: Float32Array.from(values),
+      missing: Uint8Array.from(values, (value) => (value === 9 ? 1 : 0)),
+    })
+  expect([of(1, NaN, Infinity, 2), of(1, 0), of(1, -1), of(9, 1)]).toEqual(['log', 'symlog', 'symlog', 'log'])
 })
 
 describe('columns', () => {

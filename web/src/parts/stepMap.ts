@@ -67,6 +67,11 @@ export function kept(
   return found
 }
 
+/** The logarithmic scale that suits the values: on both sides of zero where not all are positive. */
+export function logScale({ values, missing }: Pick<StepGrid, 'values' | 'missing'>): 'log' | 'symlog' {
+  return values.every((value, cell) => missing[cell] || value > 0 || Number.isNaN(value)) ? 'log' : 'symlog'
+}
+
 type Columns = Pick<StepGrid, 'steps' | 'width'>
 
 /** The column of a step, which may lie before all (-1) or in a hole. */

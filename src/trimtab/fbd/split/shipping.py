@@ -15,6 +15,7 @@ import torch
 
 from trimtab.fbd.split.export import Shipment
 from trimtab.fbd.split.manifest import Manifest
+from trimtab.fbd.split.recompute import Seed
 from trimtab.transport.errors import WrongMessage
 from trimtab.transport.interface import Label, Message, Transport
 from trimtab.transport.labels import MOST_PARTS, MOST_TENSORS
@@ -32,27 +33,35 @@ class Sender:
         self._known: dict[tuple[int, int], tuple[int, Manifest]] = {}
         """The last manifest that each peer was sent of each chunk, and how many there were."""
 
-    def send(self, to: int, chunk: int, microbatch: int, iteration: int, shipment: Shipment) -> None:
-        """Queue it; never waits for the peer.
+    def send(self, to: int, label: Label, shipment: Shipment, about: dict[str, Any] | None = None) -> None:
+        """Queue it under ``label`` (its part counts the messages); never waits for the peer.
+
+        Args:
+            about: goes along, as JSON.
 
         Raises:
             RuntimeError: something was changed in place since it was saved.
             ValueError: there are more storages than messages have room for.
         """
         shipment.check()
-        tensors = shipment.tensors
+        version, known = self._known.get((to, label.chunk), (0, None))
+        is_new = known != shipment.manifest
+        version += is_new
+        self._known[to, label.chunk] = (version, shipment.manifest)
+        manifest = shipment.manifest.to_json() if is_new else None
+        self._send(to, label, shipment.tensors, {"version": version, "manifest": manifest, "about": about or {}})
+
+    def send_seed(self, to: int, label: Label, seed: Seed, about: dict[str, Any] | None = None) -> None:
+        """The same of a forward that is to be run again."""
+        head = {"version": 0, "manifest": None, "inputs": len(seed.inputs), "about": about or {}}
+        self._send(to, label, (*seed.inputs, *seed.states), head)
+
+    def _send(self, to: int, label: Label, tensors: Sequence[torch.Tensor], head: dict[str, Any]) -> None:
         if len(tensors) > MOST_STORAGES:
             raise ValueError(f"{len(tensors)} storages are more than {MOST_STORAGES}; recompute more of the chunk")
         parts = [tensors[at : at + MOST_TENSORS] for at in range(0, len(tensors), MOST_TENSORS)]
-        version, known = self._known.get((to, chunk), (0, None))
-        is_new = known != shipment.manifest
-        version += is_new
-        self._known[to, chunk] = (version, shipment.manifest)
-        manifest = shipment.manifest.to_json() if is_new else None
-        head = {"parts": len(parts), "version": version, "manifest": manifest}
-        for number, part in enumerate([(_as_bytes(head),), *parts]):
-            label = Label(backward=False, chunk=chunk, microbatch=microbatch, iteration=iteration, part=number)
-            self._transport.send(to, label, part)
+        for number, part in enumerate([(_as_bytes({"parts": len(parts)} | head),), *parts]):
+            self._transport.send(to, label._replace(part=number), part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +72,13 @@ class Arrived:
     chunk: int
     microbatch: int
     iteration: int
-    manifest: Manifest
+    manifest: Manifest | None
+    """None: the forward is to be run again."""
     tensors: tuple[torch.Tensor, ...]
+    """Storages of the manifest; or inputs, then states of random generators."""
+    inputs: int
+    """How many of them are inputs."""
+    about: dict[str, Any]
     release: Callable[[], None]
 
 
@@ -77,6 +91,9 @@ class _Coming:
     parts: int = -1
     """-1: its head has not come."""
     version: int = 0
+    """Of the manifest; 0: there is none."""
+    inputs: int = 0
+    about: dict[str, Any] = field(default_factory=dict[str, Any])
     found: dict[int, Message] = field(default_factory=dict[int, Message])
 
 
@@ -107,10 +124,11 @@ class Receiver:
     def _complete(self, key: Key) -> Arrived | None:
         coming = self._coming[key]
         manifest = self._manifests.get(key[:2], {}).get(coming.version)
-        if coming.parts < 0 or len(coming.found) < coming.parts or manifest is None:
+        lacks_manifest = coming.version > 0 and manifest is None
+        if coming.parts < 0 or len(coming.found) < coming.parts or lacks_manifest:
             return None
         del self._coming[key]
-        return _arrived(key, manifest, [coming.found[part] for part in sorted(coming.found)])
+        return _arrived(key, manifest, coming)
 
     def _head(self, message: Message, coming: _Coming) -> None:
         said = _said(message)
@@ -118,6 +136,7 @@ class Receiver:
         if not (isinstance(parts, int) and isinstance(version, int) and parts >= 0):
             raise WrongMessage(f"{message.label} from stage {message.source} is no head of a shipment")
         coming.parts, coming.version = parts, version
+        coming.inputs, coming.about = int(said.get("inputs") or 0), dict(said.get("about") or {})
         if said.get("manifest") is not None:
             known = self._manifests.setdefault((message.source, message.label.chunk), {})
             known[version] = Manifest.from_json(said["manifest"])
@@ -126,15 +145,16 @@ class Receiver:
         message.release()
 
 
-def _arrived(key: Key, manifest: Manifest, messages: Sequence[Message]) -> Arrived:
+def _arrived(key: Key, manifest: Manifest | None, coming: _Coming) -> Arrived:
     source, chunk, iteration, microbatch = key
+    messages = [coming.found[part] for part in sorted(coming.found)]
     tensors = tuple(tensor for message in messages for tensor in message.tensors)
 
     def release() -> None:
         for message in messages:
             message.release()
 
-    return Arrived(source, chunk, microbatch, iteration, manifest, tensors, release)
+    return Arrived(source, chunk, microbatch, iteration, manifest, tensors, coming.inputs, coming.about, release)
 
 
 def _as_bytes(head: dict[str, Any]) -> torch.Tensor:

@@ -21,10 +21,14 @@ const STEPS_EVERY_MS = 2000
 
 type Json = Record<string, unknown>
 
-/** Steps at which the tensor of the address was recorded, in order; of none, those at which anything was. */
-export function recordedSteps({ api, address, time }: Services): {
+export interface RecordedSteps {
   readonly steps: readonly number[] | null
-} {
+  /** The newest step when they were listed. */
+  readonly listed: number
+}
+
+/** Steps at which the tensor of the address was recorded, in order; of none, those at which anything was. */
+export function recordedSteps({ api, address, time }: Services): RecordedSteps {
   const taps = resource(
     () =>
       time.run && time.last !== null && address.text('tap')
@@ -49,6 +53,9 @@ export function recordedSteps({ api, address, time }: Services): {
   return {
     get steps() {
       return found.value?.steps ?? null
+    },
+    get listed() {
+      return found.of?.last ?? -1
     },
   }
 }

@@ -132,8 +132,8 @@ function whole(value: unknown): number | null {
   return typeof value === 'number' && Number.isSafeInteger(value) && value >= 0 ? value : null
 }
 
-/** On one line, of a length that can be read. */
+/** On one line, of a length that can be read, and without signs that turn or hide what follows. */
 function text(value: unknown): string {
-  const said = typeof value === 'string' ? value.replace(/\s+/g, ' ').trim() : ''
+  const said = typeof value === 'string' ? value.replace(/[\s\p{Cc}\p{Cf}]+/gu, ' ').trim() : ''
   return said.length > MOST_TEXT ? `${said.slice(0, MOST_TEXT)}…` : said
 }

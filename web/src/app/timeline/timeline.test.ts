@@ -119,7 +119,7 @@ describe('marks', () => {
     const odd = [
       {},
       { event: 5, step: NaN, text: {} },
-      { event: 'activated', step: 1, perturbation: null, text: 'a\n b' },
+      { event: 'activated', step: 1, perturbation: null, text: 'a\n \u202e\u0000b' },
     ]
     const found = marksOf({ audit: odd, notices: [], events: odd, findings: odd }, whole)
     expect(found.map((mark) => mark.text)).toEqual(['a b'])

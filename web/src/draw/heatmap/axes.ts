@@ -9,6 +9,9 @@ const LONGEST = 28
 const LINE = 15
 const GAP = 14
 
+/** Of a label. */
+const HIGH = 12
+
 export interface Axis {
   readonly count: number
   label(index: number): string
@@ -19,13 +22,24 @@ export interface LabelledTick extends Tick {
   readonly text: string
 }
 
+export interface RowTick extends LabelledTick {
+  /** Where the label's middle is: at the ends it does not stick out of the map. */
+  readonly y: number
+}
+
 /** CSS pixels that the labels of an axis take; the same wherever one is in it. */
 export function roomOf(axis: Axis): number {
   return Math.ceil(widest(sampled(axis.count).map((index) => shortened(axis.label(index), LONGEST))))
 }
 
-export function rowTicks(axis: Axis, start: number, length: number, pixels: number): LabelledTick[] {
-  return labelled(axis, ticks(start, length, pixels, axis.count, LINE))
+export function rowTicks(axis: Axis, start: number, length: number, pixels: number): RowTick[] {
+  const found: RowTick[] = []
+  for (const tick of labelled(axis, ticks(start, length, pixels, axis.count, LINE))) {
+    const y = Math.max(HIGH / 2, Math.min(pixels - HIGH / 2, tick.at))
+    const before = found.at(-1)
+    if (before === undefined || y - before.y >= HIGH) found.push({ ...tick, y })
+  }
+  return found
 }
 
 /** `room` is what {@link roomOf} says. */

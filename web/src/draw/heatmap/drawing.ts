@@ -26,8 +26,7 @@ export class Drawing {
   /** Shows these cells; of cells that say what has changed only that is encoded and sent anew. */
   show(cells: HeatCells, look: Look): Encoded {
     const before = this.shown
-    const update =
-      before !== null && alike(look, before.look) ? encodeChanged(cells, look, before.encoded) : null
+    const update = before !== null && alike(look, before.look) ? encodeChanged(cells, look, before) : null
     if (before === null || update === null) return this.showAll(cells, look)
     this.renderer.update(update.area, update.bytes)
     // What was overwritten is still counted: a legend that says too much until all is encoded again.

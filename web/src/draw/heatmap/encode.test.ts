@@ -52,30 +52,30 @@ describe('numbers', () => {
 
 describe('what has changed', () => {
   const before = floats(2, 2, [0, 1, 2, 3])
-  const area = { row: 0, column: 2, rows: 2, columns: 1 }
+  const changed = { area: { row: 0, column: 2, rows: 2, columns: 1 }, before: before.values }
+  const drawn = { cells: before, encoded: encode(before, LOOK) }
 
   it('is encoded alone where it fits in', () => {
-    const encoded = encode(before, LOOK)
-    const after = floats(2, 3, [0, 1, 3, 2, 3, NaN], { changed: area })
-    expect(encodeChanged(after, LOOK, encoded)).toEqual({
-      area,
-      bytes: Uint8Array.of(FLOATS.last, FLOATS.nan!),
-    })
+    const after = floats(2, 3, [0, 1, 3, 2, 3, NaN], { changed })
+    const bytes = Uint8Array.of(FLOATS.last, FLOATS.nan!)
+    expect(encodeChanged(after, LOOK, drawn)).toEqual({ area: changed.area, bytes })
   })
 
   it('has all encoded where it goes beyond the range, or is not told', () => {
-    const encoded = encode(before, LOOK)
-    expect(encodeChanged(floats(2, 3, [0, 1, 3.5, 2, 3, 0], { changed: area }), LOOK, encoded)).toBeNull()
-    expect(encodeChanged(floats(2, 3, [0, 1, 3, 2, 3, 0]), LOOK, encoded)).toBeNull()
+    expect(encodeChanged(floats(2, 3, [0, 1, 3.5, 2, 3, 0], { changed }), LOOK, drawn)).toBeNull()
+    expect(encodeChanged(floats(2, 3, [0, 1, 3, 2, 3, 0]), LOOK, drawn)).toBeNull()
+  })
+
+  it('has all encoded where something else is drawn', () => {
+    const other = floats(2, 2, [0, 1, 2, 3])
+    const after = floats(2, 3, [0, 1, 3, 2, 3, 0], { changed })
+    expect(encodeChanged(after, LOOK, { cells: other, encoded: encode(other, LOOK) })).toBeNull()
   })
 
   it('stays in a range that was given', () => {
     const look: Look = { ...LOOK, range: [0, 1] }
-    const found = encodeChanged(
-      floats(2, 3, [0, 1, 9, 2, 3, 0], { changed: area }),
-      look,
-      encode(before, look),
-    )
+    const after = floats(2, 3, [0, 1, 9, 2, 3, 0], { changed })
+    const found = encodeChanged(after, look, { cells: before, encoded: encode(before, look) })
     expect([...found!.bytes]).toEqual([FLOATS.last, FLOATS.first])
   })
 })

@@ -21,8 +21,11 @@ export interface FloatCells {
   readonly values: Floats
   /** 1 where there is no value (yet), which is something else than NaN. */
   readonly missing?: Uint8Array
-  /** Only this area differs from the cells given before (it may lie beyond them): the rest need not be drawn anew. */
-  readonly changed?: Area
+  /**
+   * Only this area differs from what the values were (another array, perhaps of fewer cells), and need be drawn anew, if
+   * those are what is drawn.
+   */
+  readonly changed?: { readonly area: Area; readonly before: Floats }
 }
 
 /**
@@ -73,22 +76,24 @@ export function encode(cells: HeatCells, look: Look): Encoded {
 }
 
 /**
- * Bytes of the changed area of such cells, or null where all have to be encoded: nothing is said to have changed, or the
- * new values lie outside the span that the old ones set.
+ * Bytes of the changed area of such cells, or null where all have to be encoded: it is not said what has changed since
+ * those that are drawn, or the new values lie outside the span that the old ones set.
  */
 export function encodeChanged(
   cells: HeatCells,
   look: Look,
-  before: Encoded,
+  before: { readonly cells: HeatCells; readonly encoded: Encoded },
 ): { area: Area; bytes: Uint8Array } | null {
-  if ('bytes' in cells || cells.changed === undefined || before.span === null) return null
-  const area = cells.changed
+  const { span } = before.encoded
+  if ('bytes' in cells || 'bytes' in before.cells || span === null) return null
+  if (cells.changed === undefined || cells.changed.before !== before.cells.values) return null
+  const { area } = cells.changed
   for (let row = area.row; typeof look.range === 'string' && row < area.row + area.rows; row++) {
     const from = row * cells.columns + area.column
     const found = extremes(cells.values.subarray(from, from + area.columns))
-    if (found !== null && (found.low < before.span.low || found.high > before.span.high)) return null
+    if (found !== null && (found.low < span.low || found.high > span.high)) return null
   }
-  return { area, bytes: quantise(cells.values, cells.columns, area, look.scale, before.span, cells.missing) }
+  return { area, bytes: quantise(cells.values, cells.columns, area, look.scale, span, cells.missing) }
 }
 
 /** Missing values set no range, whatever number stands in their place. */

@@ -109,7 +109,7 @@ function drawAxes(
   context.font = FONT
   context.textAlign = 'right'
   for (const tick of rowTicks(axes.row, window.top, window.height, map.height)) {
-    context.fillText(tick.text, map.x - 8, map.y + tick.at)
+    context.fillText(tick.text, map.x - 8, map.y + tick.y)
     context.fillRect(map.x - 5, map.y + tick.at - 0.5, 5, 1)
   }
   context.textAlign = 'center'

@@ -1,8 +1,21 @@
 import { describe, expect, it } from 'vitest'
+import { rowTicks } from './axes'
 import { commandOf, moved } from './commands'
 import { random } from './random.testing'
 import { round, sampled, shortened, ticks } from './ticks'
-import { box, cellAt, clamp, fit, pan, rectangle, reveal, same, zoom, type HeatWindow } from './viewport'
+import {
+  box,
+  cellAt,
+  clamp,
+  fit,
+  pan,
+  rectangle,
+  reveal,
+  same,
+  zoom,
+  zoomAxes,
+  type HeatWindow,
+} from './viewport'
 
 const GRID = { width: 200, height: 50 }
 const SCREEN = { width: 800, height: 400 }
@@ -47,6 +60,16 @@ describe('moving', () => {
     expect(after).toMatchObject({ width: 50, height: 10 })
     expect(after.left + (at.x / SCREEN.width) * after.width).toBeCloseTo(77.5)
     expect(zoom(before, 2, at, SCREEN, WHOLE, 'columns')).toMatchObject({ width: 50, height: 20, top: 10 })
+  })
+
+  it('zoom leaves alone what is clear as it is', () => {
+    expect(zoomAxes({ width: 2000, height: 8 }, SCREEN, false)).toBe('columns')
+    expect(zoomAxes({ width: 8, height: 2000 }, SCREEN, false)).toBe('rows')
+    expect(zoomAxes({ width: 2000, height: 8 }, SCREEN, true)).toBe('both')
+    expect([GRID, { width: 9, height: 9 }].map((grid) => zoomAxes(grid, SCREEN, false))).toEqual([
+      'both',
+      'both',
+    ])
   })
 
   it('never leaves the grid: 500 random gestures', () => {
@@ -116,6 +139,18 @@ describe('cells and pixels', () => {
 })
 
 describe('ticks', () => {
+  it('of rows have labels within the map, one below the other', () => {
+    const axis = { count: 40, label: String, title: 'row' }
+    for (const pixels of [9, 30, 47, 320]) {
+      const found = rowTicks(axis, 0, 40, pixels)
+      expect(found.length).toBeGreaterThan(0)
+      found.forEach(({ y }, which) => {
+        if (pixels >= 12) expect(Math.abs(y - pixels / 2)).toBeLessThanOrEqual(pixels / 2 - 6)
+        if (which > 0) expect(y - found[which - 1]!.y).toBeGreaterThanOrEqual(12)
+      })
+    }
+  })
+
   it('are round, within the window, and far enough apart', () => {
     const next = random(9)
     for (let trial = 0; trial < 200; trial++) {

@@ -78,6 +78,17 @@ export function zoom(
   return clamp({ left, top, width, height }, whole)
 }
 
+/** Cells that are so many pixels high (or wide) are told apart without zooming. */
+const CLEAR = 12
+
+/** Which way to zoom: where all rows are told apart at once anyhow they are left as they are, and so are columns. */
+export function zoomAxes(grid: Size, screen: Size, square: boolean): Axes {
+  const rows = screen.height >= grid.height * CLEAR
+  const columns = screen.width >= grid.width * CLEAR
+  if (square || rows === columns) return 'both'
+  return rows ? 'columns' : 'rows'
+}
+
 /** The part between two points, whole cells; of the screen's shape with `square`. */
 export function box(
   from: Point,

@@ -56,8 +56,7 @@ export function drawSigns(
   }
 }
 
-/** One sign, also for legends. */
-export function drawSign(context: Context, kind: Sign['kind'], x: number, y: number, size: number): void {
+function drawSign(context: Context, kind: Sign['kind'], x: number, y: number, size: number): void {
   context.beginPath()
   context.moveTo(x - size, kind === 'nan' ? y - size : y)
   if (kind === 'infinite') context.lineTo(x, y - size)

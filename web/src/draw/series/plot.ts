@@ -4,7 +4,7 @@ import uPlot from 'uplot'
 import { drawMarks, drawSigns, SIGN_ROOM, type Inks, type Sign } from './ink'
 import type { Paint } from './paint'
 import { nearest, type Mark, type Series, type Span } from './series'
-import { tickTexts, ticksOf, type Scale } from './scale'
+import { placing, tickTexts, ticksOf, type Scale } from './scale'
 import type { Column, Columns, Table } from './table'
 
 export interface Line {
@@ -67,7 +67,7 @@ export class Plot {
     } else {
       this.plot.batch(() => {
         this.plot.setData(dataOf(model), false)
-        this.range()
+        this.plot.setScale('x', { min: model.seen[0], max: model.seen[1] })
       })
     }
     if (this.pinned !== null) this.point(this.pinned)
@@ -112,7 +112,7 @@ export class Plot {
   }
 
   private build(): uPlot {
-    const { lines, scale } = this.model
+    const { lines } = this.model
     this.built = structure(this.model)
     const coloured = lines.flatMap((line) => (line.paint ? [line.paint] : []))
     const options: uPlot.Options = {
@@ -120,7 +120,7 @@ export class Plot {
       height: Math.max(this.node.clientHeight, 10),
       legend: { show: false },
       padding: [hasSigns(this.model) ? SIGN_ROOM : 8, 14, 0, 0],
-      scales: { x: { time: false, range: () => [...this.model.seen] }, y: this.yScale(scale) },
+      scales: { x: { time: false, range: () => [...this.model.seen] }, y: { range: [0, 1] } },
       axes: this.axes(),
       series: [{}, ...coloured.flatMap(seriesOf)],
       bands: coloured.map(({ colour }, at) => ({
@@ -144,12 +144,6 @@ export class Plot {
     return plot
   }
 
-  private yScale({ kind, threshold }: Scale): uPlot.Scale {
-    const range = (): uPlot.Range.MinMax => [this.model.scale.low, this.model.scale.high]
-    if (kind === 'linear') return { range }
-    return kind === 'log' ? { range, distr: 3, log: 10 } : { range, distr: 4, asinh: threshold }
-  }
-
   private axes(): uPlot.Axis[] {
     const common = {
       font: FONT,
@@ -171,19 +165,13 @@ export class Plot {
       {
         ...common,
         size: (_, texts) => 14 + 7.2 * Math.max(...(texts ?? []).map((text) => text.length), 3),
-        // Ticks are our own, whatever uPlot would take for a distance between them.
-        incrs: (_, __, low, high) => [high - low],
-        splits: (plot) => ticksOf(this.model.scale, most(plot)),
+        // To uPlot the axis goes from 0 to 1: it draws none of very large numbers, and its logarithms lack zero.
+        incrs: [1],
+        splits: (plot) => ticksOf(this.model.scale, most(plot)).map(placing(this.model.scale)),
         filter: (_, ticks) => ticks,
-        values: (_, ticks) => tickTexts(ticks),
+        values: (plot) => tickTexts(ticksOf(this.model.scale, most(plot))),
       },
     ]
-  }
-
-  private range(): void {
-    const { seen, scale } = this.model
-    this.plot.setScale('x', { min: seen[0], max: seen[1] })
-    this.plot.setScale('y', { min: scale.low, max: scale.high })
   }
 
   private listen(plot: uPlot): void {
@@ -209,12 +197,13 @@ export class Plot {
 
   /** Of the many lines the one at this place, if it is near. */
   private near(plot: uPlot, row: number, top: number): Line | null {
+    const place = placing(this.model.scale)
     let found: Line | null = null
     let least = NEAR_PIXELS
     for (const line of this.model.lines) {
       const value = line.columns.mean[row]
       if (line.paint || typeof value !== 'number') continue
-      const away = Math.abs(plot.valToPos(value, 'y') - top)
+      const away = Math.abs(plot.valToPos(place(value), 'y') - top)
       if (away < least) [found, least] = [line, away]
     }
     return found
@@ -231,8 +220,10 @@ export class Plot {
   private drawOthers(plot: uPlot): void {
     const { ctx, bbox } = plot
     const path = new Path2D()
-    for (const { columns, paint } of this.model.lines)
-      if (!paint) trace(path, this.model.table.steps, columns.mean, plot, this.model.seen)
+    const { table, lines, scale, seen } = this.model
+    const place = placing(scale)
+    for (const { columns, paint } of lines)
+      if (!paint) trace(path, table.steps, placed(columns.mean, place), plot, seen)
     ctx.save()
     ctx.beginPath()
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height)
@@ -270,9 +261,8 @@ export class Plot {
 
 /** What cannot be changed without building anew. */
 function structure(model: Model): string {
-  const { kind, threshold } = model.scale
   const paint = model.lines.map((line) => line.paint).filter((one) => one !== null)
-  return JSON.stringify([paint, kind, kind === 'symlog' && threshold, hasSigns(model)])
+  return JSON.stringify([paint, hasSigns(model)])
 }
 
 function hasSigns({ lines }: Model): boolean {
@@ -297,11 +287,16 @@ function seriesOf({ colour, dash }: Paint): uPlot.Series[] {
   ]
 }
 
-function dataOf({ table, lines }: Model): uPlot.AlignedData {
-  const columns = lines.flatMap(({ columns, paint }) =>
-    paint ? [columns.max, columns.min, columns.mean] : [],
+function dataOf({ table, lines, scale }: Model): uPlot.AlignedData {
+  const place = placing(scale)
+  const columns = lines.flatMap(({ columns: { max, min, mean }, paint }) =>
+    paint ? [max, min, mean].map((column) => placed(column, place)) : [],
   )
   return [table.steps, ...columns] as uPlot.AlignedData
+}
+
+function placed(column: Column, place: (value: number) => number): Column {
+  return column.map((value) => (typeof value === 'number' ? place(value) : value))
 }
 
 function trace(path: Path2D, steps: Float64Array, column: Column, plot: uPlot, [first, last]: Span): void {

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { linearTicks, scaleOf, tickTexts, ticksOf } from './scale'
+import { linearTicks, placing, scaleOf, tickTexts, ticksOf } from './scale'
 import type { Columns } from './table'
 
 function columns(...values: (number | null | undefined)[]): Columns[] {
@@ -51,6 +51,17 @@ describe('the scale of values', () => {
 
   it('shows no more decades than can be told apart', () =>
     expect(scaleOf(STEPS, columns(-1, 1e-30, 1), ALL, true).threshold).toBeCloseTo(1e-6))
+})
+
+describe('places on the axis', () => {
+  it.each([
+    ['linear', { low: -1e308, high: 1e308 }, 0, 0.5],
+    ['log', { low: 0.01, high: 100 }, 1, 0.5],
+    ['symlog', { low: -1000, high: 1000 }, 0, 0.5],
+  ] as const)('of %s values go from 0 to 1', (kind, ends, value, middle) => {
+    const place = placing({ kind, ...ends, threshold: 0.1 })
+    expect([place(ends.low), place(value), place(ends.high)]).toEqual([0, expect.closeTo(middle), 1])
+  })
 })
 
 describe('ticks', () => {

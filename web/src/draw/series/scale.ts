@@ -70,6 +70,18 @@ function symlog(low: number, high: number, least: number): Scale {
   }
 }
 
+/** Where a value lies on the axis: 0 at its low end, 1 at its high one. */
+export function placing({ kind, low, high, threshold }: Scale): (value: number) => number {
+  const bend: (value: number) => number =
+    kind === 'log'
+      ? Math.log
+      : kind === 'symlog'
+        ? (value) => Math.asinh(value / threshold)
+        : (value) => value / 2
+  const [begin, end] = [bend(low), bend(high)]
+  return (value) => (bend(value) - begin) / (end - begin)
+}
+
 /** Values to put ticks at: at most about so many. */
 export function ticksOf({ kind, low, high, threshold }: Scale, most: number): number[] {
   if (kind === 'symlog') return symlogTicks(low, high, threshold, most)

@@ -59,13 +59,12 @@ export function attentionSource({ api, address, server, time }: Services, look: 
         signal,
       ),
   )
-  const choices = $derived(
-    choicesOf(frames.value?.frames ?? [], {
-      microbatch: address.whole('mb'),
-      data: address.whole('attention.data'),
-      subscription: address.text('attention.sub'),
-    }),
-  )
+  // Each by itself: what else changes in the address must not have maps made anew.
+  const microbatch = $derived(address.whole('mb'))
+  const data = $derived(address.whole('attention.data'))
+  const subscription = $derived(address.text('attention.sub'))
+  const single = $derived(look.single)
+  const choices = $derived(choicesOf(frames.value?.frames ?? [], { microbatch, data, subscription }))
   const probe = $derived(probeOf(choices.frame))
   /** What a recording says of probes that are over. */
   const notices = resource(
@@ -82,7 +81,7 @@ export function attentionSource({ api, address, server, time }: Services, look: 
 
   const earlier = resource(
     () =>
-      oneRow && !look.single && frames.of && frames.value?.step
+      oneRow && !single && frames.of && frames.value?.step
         ? { run: frames.of.run, layer: frames.of.layer, last: frames.value.step, first: time.first ?? 0 }
         : null,
     async ({ run, layer: of, last, first }, signal) => {
@@ -99,7 +98,7 @@ export function attentionSource({ api, address, server, time }: Services, look: 
   )
   const shown = $derived.by((): Read | null => {
     const before = earlier.value
-    if (!own?.map || !oneRow || look.single || !before || earlier.of?.layer !== frames.of?.layer) return own
+    if (!own?.map || !oneRow || single || !before || earlier.of?.layer !== frames.of?.layer) return own
     return { map: stacked([...before, own.map]) ?? own.map, error: null }
   })
 

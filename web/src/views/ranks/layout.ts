@@ -14,8 +14,6 @@ export interface Layout {
   places: Place[]
   rowLabels: string[]
   columnLabels: string[]
-  rowTitle: string
-  columnTitle: string
   /** Columns at which a stage begins, for the gaps between them. */
   begins: number[]
 }
@@ -48,8 +46,6 @@ export function layoutOf(ranks: readonly { rank: number; coordinates: Coordinate
     places,
     rowLabels: rows.keys.map((key) => labelOf(axes.rows, key)),
     columnLabels: columns.keys.map((key) => labelOf(axes.columns, key)),
-    rowTitle: axes.rows.join(', '),
-    columnTitle: axes.columns.join(', '),
     begins,
   })
 }
@@ -65,8 +61,6 @@ function inRows(ranks: readonly { rank: number }[]): Layout {
     places: ranks.map((_, at) => ({ row: Math.floor(at / columns), column: at % columns })),
     rowLabels: Array.from({ length: rows }, (_, row) => String(ranks[row * columns]!.rank)),
     columnLabels: Array.from({ length: columns }, (_, column) => `+${column}`),
-    rowTitle: 'rank',
-    columnTitle: 'rank',
     begins: [],
   }
 }
@@ -92,7 +86,6 @@ function folded(layout: Layout): Layout {
       const more = Math.floor(at / columns) * height
       return [more ? `+${more}` : '', columnLabels[at % columns]].filter(Boolean).join(' ')
     }),
-    columnTitle: [`+ of ${layout.rowTitle}`, layout.columnTitle].filter(Boolean).join(', '),
     begins: Array.from({ length: wide - 1 }, (_, at) => (at + 1) * columns),
   }
 }

@@ -21,10 +21,10 @@ export function usualTap(taps: readonly RecordedTap[]): string {
 
 /**
  * Where a tensor of a layer exists on one stage only: the same tensor of the last layer of every stage, so that all
- * ranks can be seen. Of any other tensor: itself.
+ * ranks can be seen. Any other tensor, and one that is not there: itself.
  */
 export function ofEveryStage(tap: string, taps: readonly RecordedTap[]): string[] {
-  if (!LAYER.test(tap)) return [tap]
+  if (!LAYER.test(tap) || !taps.some(({ name }) => name === tap)) return [tap]
   const rest = tap.replace(LAYER, '')
   const family = taps.filter(
     (one) => LAYER.test(one.name) && one.name.replace(LAYER, '') === rest && hasStatistics(one),

@@ -71,7 +71,9 @@ export function bodyOf(draft: Draft): Record<string, unknown> {
 export function commandOf(draft: Draft, directory: string): string {
   const parts = ['trimtab scope probe', quoted(directory)]
   parts.push(
-    draft.as === 'ids' ? `--ids ${quoted(draft.text || '464,3139')}` : `--prompt ${quoted(draft.text)}`,
+    draft.as === 'ids'
+      ? `--ids ${quoted(draft.text || '464,3139')}`
+      : `--prompt ${quoted(draft.text || 'TEXT')}`,
   )
   if (draft.as === 'text' && draft.tokenizer !== 'auto') parts.push(`--tokenizer ${draft.tokenizer}`)
   if (draft.target.trim()) parts.push(`--target ${quoted(draft.target.trim())}`)

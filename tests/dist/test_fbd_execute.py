@@ -1,0 +1,172 @@
+"""Forward ranks and backward ranks train a pipeline: what one process would have made of the same microbatches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import RankError, run_ranks
+from torch import nn
+from torch.nn import functional
+
+from trimtab.fbd.execute.backward import BackwardRank
+from trimtab.fbd.execute.forward import ForwardRank
+from trimtab.fbd.execute.program import Program, Tensors
+from trimtab.fbd.ranks import Layout, Role
+from trimtab.transport.opening import group_exchange, open_transport
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(150)]
+STEPS, EACH = 6, 2
+"""Microbatches of a backward instance in a step."""
+WORDS, WIDTH, BATCH, TOKENS = 40, 16, 2, 6
+
+
+class First(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, 0.1, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.words(tokens))
+
+
+class Last(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, 0.1, batch_first=True)
+        self.scores = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.scores(self.layer(x)).reshape(-1, WORDS), labels.reshape(-1))
+
+
+def stage(module: nn.Module, inputs: Tensors, batch: Tensors) -> Tensors:
+    """Dropout draws from a seed of the microbatch, so that it does not matter which process draws."""
+    tokens, labels, seed = batch
+    torch.manual_seed(int(seed) + isinstance(module, Last))
+    return (module(*inputs, labels) if isinstance(module, Last) else module(tokens),)
+
+
+def batch(step: int, cell: int, microbatch: int) -> Tensors:
+    generator = torch.Generator().manual_seed(1000 * step + 100 * cell + microbatch)
+    words = torch.randint(WORDS, (2, BATCH, TOKENS), generator=generator)
+    return words[0], words[1], torch.tensor(7 * (1000 * step + 100 * cell + microbatch))
+
+
+def modules(dtype: torch.dtype) -> list[nn.Module]:
+    torch.manual_seed(3)
+    return [one.to(dtype) for one in (First(), Last())]
+
+
+def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+
+
+def ordinary(layout: Layout, dtype: torch.dtype) -> list[Any]:
+    """One process; gradients of each replica summed by themselves first, as an all-reduce finds them."""
+    parts = modules(dtype)
+    optimizers = [optimizer_of(one) for one in parts]
+    losses: dict[str, float] = {}
+    for step in range(STEPS):
+        sums: list[list[torch.Tensor]] = []
+        for instance in range(layout.instances(Role.BACKWARD)):
+            cell = instance // layout.backwards
+            for microbatch in layout.microbatches(Role.BACKWARD, instance, EACH * layout.backwards):
+                data = batch(step, cell, microbatch)
+                (loss,) = stage(parts[1], stage(parts[0], (), data), data)
+                loss.backward()
+                losses[f"{step} {cell} {microbatch}"] = float(loss)
+            sums.append([one.grad for part in parts for one in part.parameters()])  # pyright: ignore[reportArgumentType]
+            for part in parts:
+                part.zero_grad()
+        parameters = [one for part in parts for one in part.parameters()]
+        for place, one in enumerate(parameters):
+            one.grad = (
+                torch.stack([replica[place] for replica in sums]).sum(0) if len(sums) > 2 else sum_of(sums, place)
+            )
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+    return [losses, [float(one.double().abs().sum()) for part in parts for one in part.parameters()]]
+
+
+def sum_of(sums: list[list[torch.Tensor]], place: int) -> torch.Tensor:
+    return sums[0][place] if len(sums) == 1 else sums[0][place] + sums[1][place]
+
+
+def _train(process: int, sizes: list[int], mode: Any, dtype: str, spoil: str = "") -> list[Any]:
+    layout = Layout(2, forwards=sizes[0], backwards=sizes[1], cells=sizes[2])
+    dist.init_process_group("gloo")
+    groups = [dist.new_group(list(one)) for one in layout.data_groups()]
+    program = Program(layout, EACH * layout.backwards, stage, batch, mode, patience=40.0)
+    placement = program.placement
+    placement.fits(dist.get_world_size())
+    transport = open_transport("torch", process, placement.world, group_exchange())
+    (rank,) = placement.hosted(process)
+    module = modules(getattr(torch, dtype))[rank.stage]
+    losses: dict[str, float] = {}
+    if rank.role is Role.FORWARD:
+        if spoil == "data":
+            program = Program(layout, EACH * layout.backwards, stage, lambda s, c, m: batch(s + 1, c, m), mode)
+        worker = ForwardRank(program, rank, module, transport)
+        for step in range(STEPS):
+            if spoil == "dies" and step == 2:
+                transport.close()
+                return []
+            found = worker.step(step)
+            mine = layout.microbatches(Role.FORWARD, rank.instance, program.microbatches)
+            cell = rank.instance // layout.forwards
+            losses |= {f"{step} {cell} {j}": float(one) for j, one in zip(mine, found, strict=False)}
+    else:
+        optimizer = optimizer_of(module)
+
+        def finish(module: nn.Module) -> None:
+            for one in module.parameters():
+                dist.all_reduce(one.grad, group=groups[rank.stage])
+            optimizer.step()
+            optimizer.zero_grad()
+
+        worker = BackwardRank(program, rank, module, finish, transport)
+        for step in range(STEPS):
+            worker.step(step, last=step == STEPS - 1)
+    transport.drain(40.0)
+    dist.barrier()
+    transport.close()
+    sums = [float(one.double().abs().sum()) for one in module.parameters()]
+    return [str(rank.role), rank.stage, losses, sums]
+
+
+@pytest.mark.parametrize("mode", ["ship", "recompute"])
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        pytest.param([1, 1, 1], "bfloat16", id="1:1-bf16"),
+        pytest.param([1, 2, 1], "float32", id="1:2"),
+        pytest.param([2, 1, 2], "float32", id="2:1-dp2"),
+    ],
+)
+def test_a_pipeline_trains_as_one_process_would(sizes: list[int], dtype: str, mode: str) -> None:
+    layout = Layout(2, forwards=sizes[0], backwards=sizes[1], cells=sizes[2])
+    ((expected_losses, expected_sums),) = run_ranks(1, lambda _rank: ordinary(layout, getattr(torch, dtype)))
+    world = layout.count(Role.FORWARD) + layout.count(Role.BACKWARD)
+    results = run_ranks(world, _train, sizes, mode, dtype)
+    losses: dict[str, float] = {}
+    for role, stage_number, found, sums in results:
+        losses |= found
+        if role == Role.BACKWARD:
+            begin = 0 if stage_number == 0 else len(expected_sums) - len(sums)
+            assert sums == expected_sums[begin : begin + len(sums)]
+    assert losses == expected_losses
+
+
+def test_both_sides_have_to_have_the_same_data() -> None:
+    with pytest.raises(RankError, match="both sides have to read the same data"):
+        run_ranks(4, _train, [1, 1, 1], "ship", "float32", "data", timeout=60)
+
+
+def test_a_forward_rank_that_dies_is_an_error_on_the_others() -> None:
+    with pytest.raises(RankError, match=r"is lost|has left|has not come|closed"):
+        run_ranks(4, _train, [1, 1, 1], "ship", "float32", "dies", timeout=90)
