@@ -1,1 +1,0 @@
-import{n as e,t}from"./index-BBYx1d0-.js";var n=e(`<p>scan/Scan</p>`);function r(e){var r=n();t(e,r)}export{r as default};

@@ -1,0 +1,2 @@
+var e=/^[=+\-@\t\r]/;function t(e,t){return[e,...t].map(e=>e.map(n).join(`,`)+`\r
+`).join(``)}function n(t){if(typeof t==`number`)return Number.isFinite(t)?String(t):``;if(!t)return``;let n=e.test(t)?`'${t}`:t;return/[",\r\n]/.test(n)?`"${n.replaceAll(`"`,`""`)}"`:n}export{t};
