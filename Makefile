@@ -127,10 +127,12 @@ fuzz: $(VENV)/.dev
 	@mkdir -p build/fuzz && cd build/fuzz && $(CURDIR)/$(BIN)/python $(CURDIR)/tests/fuzz/fuzz.py all $(FUZZ_SECONDS)
 
 # Tests of values run in several processes (WORKERS=2), a file in one of them; those that start processes of their own, and
-# look at how long things take, have the machine for themselves. Both are run whatever the first found. pytest comes last:
-# its closing line is the last to see.
-pytest = units=0; $(BIN)/python -m pytest $(1) tests/unit -n $(WORKERS) --dist loadfile || units=1; \
-    $(BIN)/python -m pytest $(1) tests/dist tests/drills tests/gpu tests/browser && exit $$units
+# look at how long things take, have the machine for themselves. A page waits for its server half of the time, so that
+# two pages are opened at a time. All are run whatever the first ones found. pytest comes last: its closing line is the
+# last to see.
+pytest = found=0; $(BIN)/python -m pytest $(1) tests/unit -n $(WORKERS) --dist loadfile || found=1; \
+    $(BIN)/python -m pytest $(1) tests/browser -n $(WORKERS) --dist loadfile || found=1; \
+    $(BIN)/python -m pytest $(1) tests/dist tests/drills tests/gpu && exit $$found
 
 test: $(VENV)/.dev chromium
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync check docs

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, Literal
+from weakref import WeakKeyDictionary
 
 from browser_site import Site
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, Request, Response, expect
@@ -15,11 +17,16 @@ _ARGUMENTS: Final = (
     "--use-gl=angle",
     "--use-angle=swiftshader",
     "--enable-unsafe-swiftshader",
+    "--disable-gpu-compositing",
+    "--disable-gpu-rasterization",
     "--disable-dev-shm-usage",
 )
-"""WebGL in software: the same pixels on every machine; and no large /dev/shm, which containers lack."""
-PATIENCE_MS: Final = 60_000
+"""WebGL in software: the same pixels on every machine. All else is drawn without it, which takes a quarter of the time.
+And no large /dev/shm, which containers lack."""
+PATIENCE_MS: Final = 30_000
 """For what is waited for, on a machine that has other things to do."""
+_PAUSE: Final = "() => new Promise((done) => setTimeout(() => requestAnimationFrame(() => setTimeout(done)), 100))"
+"""In the page's own time, and longer than it takes to ask for what depends on what has come."""
 MISSING: Final = (
     "the tests of the page need a browser, and there is none ({}): apt-get install -y chromium (as root), "
     "or put one of these into PATH"
@@ -34,10 +41,41 @@ def launch(playwright: Playwright) -> Browser:
 
 
 def settled(page: Page) -> Page:
-    """The view is there, and nothing in it is still loading."""
+    """The view is there, and all of it: nothing more is asked for, as it always is of a running job."""
+    busy = page.locator("main [aria-busy=true]")
     expect(page.locator("main")).to_be_visible()
-    expect(page.locator("main [aria-busy=true]")).to_have_count(0)
-    return page
+    until = monotonic() + PATIENCE_MS / 1000
+    while True:
+        expect(busy).to_have_count(0)
+        traffic = _TRAFFIC[page]
+        begun = traffic.begun
+        page.evaluate(_PAUSE)
+        if not traffic.open and traffic.begun == begun and not busy.count():
+            return page
+        assert monotonic() < until, f"still on their way: {[request.url for request in traffic.open]}"
+
+
+class _Traffic:
+    """The requests of a page that have not been answered, and how many there were."""
+
+    def __init__(self, page: Page) -> None:
+        self.open: set[Request] = set()
+        self.begun = 0
+        page.on("request", self._begin)
+        page.on("requestfinished", self._end)
+        page.on("requestfailed", self._end)
+
+    def _begin(self, request: Request) -> None:
+        if request.is_navigation_request():
+            self.open.clear()  # those of the document before come to no end
+        self.open.add(request)
+        self.begun += 1
+
+    def _end(self, request: Request) -> None:
+        self.open.discard(request)
+
+
+_TRAFFIC: Final[WeakKeyDictionary[Page, _Traffic]] = WeakKeyDictionary()
 
 
 class Pages:
@@ -86,6 +124,7 @@ class Pages:
 
     def watched(self, page: Page) -> Page:
         """Another page of a context, whose complaints count, too."""
+        _TRAFFIC[page] = _Traffic(page)
         page.on("console", self._said)
         page.on("pageerror", lambda error: self._complain(f"exception: {error}"))
         page.on("requestfailed", self._failed)

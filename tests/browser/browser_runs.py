@@ -46,7 +46,7 @@ ANSWER, LARGE, TROUBLED = "20260101-120000-a175", "20260102-000000-1a96", "20260
 """Names of recordings, and of runs as a server calls them:"""
 CLEAN_RUN, DISTURBED_RUN = f"trained.{CLEAN}", f"trained.{DISTURBED}"
 ANSWER_RUN, LARGE_RUN, HOSTILE_RUN = f"answer.{ANSWER}", f"large.{LARGE}", f"hostile.{TROUBLED}"
-LARGE_STEPS, LARGE_RANKS, LARGE_TAP, LARGE_NAN = 10_000, 1_000, "layers.0.output", (7_777, 421)
+LARGE_STEPS, LARGE_RANKS, LARGE_TAP, LARGE_NAN = 1_000, 1_000, "layers.0.output", (777, 421)
 _FILE_STEPS: Final = 500
 _TP: Final = 8
 

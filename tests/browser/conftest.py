@@ -23,12 +23,14 @@
     A server of run directories in each of which something else is wrong, and of one with hostile names and texts
     (``HOSTILE_RUN``).
 ``large``
-    A server of a recording of 10,000 steps x 1,000 ranks (``LARGE_RUN``).
+    A server of a recording of 1,000 ranks (``LARGE_RUN``) at ``LARGE_STEPS`` steps; ``largest``, for tests that are
+    marked slow: at 10,000 steps.
 ``live``
     A server that may disturb (``live.control`` is the token), joined to a job of 4 ranks that trains meanwhile, rank 3
     slow from step 60 on.
 
-``site.get``, ``site.frames`` and ``site.post`` ask the same server as a program. ``expect`` waits up to a minute.
+``site.get``, ``site.frames`` and ``site.post`` ask the same server as a program. ``expect`` waits up to half a minute.
+Two processes share the files out (``-n 2 --dist loadfile``); each makes what its files need.
 To test a bundle that is not committed: ``TRIMTAB_PAGE=/tmp/dist pytest tests/browser``.
 """
 
@@ -109,9 +111,17 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """10,000 steps of 1,000 ranks; 1.2 GB, which go afterwards."""
+    """A thousand ranks."""
     directory = tmp_path_factory.mktemp("large") / "large"
     write_large(directory)
+    yield from _served(directory)
+
+
+@pytest.fixture(scope="session")
+def largest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """10,000 steps of 1,000 ranks; 1.2 GB, which go afterwards."""
+    directory = tmp_path_factory.mktemp("largest") / "large"
+    write_large(directory, 10_000)
     yield from _served(directory)
     for path in (directory / "scope").iterdir():
         path.unlink()

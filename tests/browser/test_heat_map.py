@@ -15,6 +15,8 @@ from playwright.sync_api import Locator, Page, expect
 
 pytestmark = pytest.mark.timeout(180)
 TAP = "layers.1.residual"
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+"""What the pointer has changed is on the page."""
 
 
 def opened(pages: Pages, site: Site, **options: Any) -> tuple[Page, Locator]:
@@ -35,6 +37,7 @@ def pointed(page: Page, plot: Locator, x: float, y: float) -> str:
     box = plot.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+    page.evaluate(DRAWN)
     expect(readout(page)).to_contain_text(":")
     return readout(page).inner_text()
 

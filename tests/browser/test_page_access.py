@@ -44,28 +44,33 @@ LINKS: dict[str, dict[str, Any]] = {
     "disturb": {"run": DISTURBED_RUN},
 }
 """Of each view, one."""
+RESTORED = ("ranks", "layers", "tensors", "attention", "text", "pca", "compare")
+"""The tests of these views open a link, too."""
 
 
 def asked(page: Page) -> dict[str, str]:
     return dict(parse_qsl(urlsplit(page.url).query))
 
 
-@pytest.mark.parametrize(("theme", "size"), [("dark", (1280, 720)), ("light", (1920, 1080))])
-def test_contrast_labels_and_roles_and_nothing_wider_than_the_window(
-    pages: Pages, recorded: Site, theme: Any, size: tuple[int, int]
-) -> None:
-    page = pages(recorded, view=VIEWS[0], **LINKS[VIEWS[0]], theme=theme, size=size)
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_contrast_labels_and_roles_and_nothing_wider_than_the_window(pages: Pages, recorded: Site, turn: int) -> None:
+    """Each view in one of the themes, the next one in the other; and in the other one each, where there is time."""
+    page = pages(recorded, "about")
     faults: list[str] = []
-    for view in VIEWS:
+    for at, view in enumerate(VIEWS):
+        theme, size = (("dark", (1280, 720)), ("light", (1920, 1080)))[(at + turn) % 2]
+        page.emulate_media(color_scheme=theme)
+        page.set_viewport_size({"width": size[0], "height": size[1]})
         page.goto(recorded.link(view=view, **LINKS[view]))
         settled(page)
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
         page.evaluate(AXE.read_text(encoding="utf-8"))
-        faults += [f"{view}: {fault}" for fault in page.evaluate(CHECK, RULES)]
+        faults += [f"{view}, {theme}: {fault}" for fault in page.evaluate(CHECK, RULES)]
         faults += [f"{view}: {name} is wider than {size[0]} pixels" for name in page.evaluate(WIDE)]
     assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", [pytest.param(view, marks=[pytest.mark.slow] * (view in RESTORED)) for view in VIEWS])
 def test_a_link_shows_what_was_shown(pages: Pages, recorded: Site, view: str) -> None:
     first = settled(pages(recorded, view=view, **LINKS[view]))
     wanted = {"view": view} | {name: str(value) for name, value in LINKS[view].items()}
@@ -76,8 +81,6 @@ def test_a_link_shows_what_was_shown(pages: Pages, recorded: Site, view: str) ->
     pages.watched(other).goto(first.url)
     settled(other)
     assert asked(other) == asked(first)
-    first.wait_for_load_state("networkidle")
-    settled(first)
     chosen, same = first.locator(CONTROLS), other.locator(CONTROLS)
     expect(same).to_have_count(chosen.count())
     for at in range(chosen.count()):
@@ -102,34 +105,38 @@ def test_all_views_are_reached_by_keyboard_and_focus_is_seen(pages: Pages, recor
 
 def tabbed(page: Page) -> list[tuple[str, bool]]:
     """What Tab comes to, once around: a name for each, and whether one can see that it has the focus."""
-    page.evaluate("document.activeElement?.blur()")
-    found: list[tuple[str, bool]] = []
-    for _ in range(150):
-        page.keyboard.press("Tab")
-        name, outlined, again = page.evaluate(
-            """() => {
-                const one = document.activeElement
-                if (!one || one === document.body) return ['', true, true]
-                const again = one.hasAttribute('data-tabbed')
-                one.setAttribute('data-tabbed', '')
-                const style = getComputedStyle(one)
-                const ring = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0
-                return [`${one.tagName} ${one.ariaLabel ?? one.textContent.trim().slice(0, 40)}`,
-                        ring || style.boxShadow !== 'none', again]
-            }"""
-        )
-        if again:
+    page.evaluate(BEGIN_TABBING)
+    for _ in range(20):
+        for _ in range(8):
+            page.keyboard.press("Tab")
+        if page.evaluate("tabbed.around"):
             break
-        found.append((name, outlined))
-    page.evaluate(
-        """() => {
-            document.querySelectorAll('[data-tabbed]').forEach((one) => one.removeAttribute('data-tabbed'))
-            document.activeElement?.blur() // fields keep keys for themselves
-        }"""
-    )
-    return found
+    return page.evaluate(END_TABBING)
 
 
+BEGIN_TABBING = """() => {
+    document.activeElement?.blur()
+    const seen = new Set()
+    const see = ({ target: one }) => {
+        window.tabbed.around ||= seen.has(one)
+        if (seen.has(one)) return
+        seen.add(one)
+        const style = getComputedStyle(one)
+        const ring = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 0
+        const name = `${one.tagName} ${one.ariaLabel ?? one.textContent.trim().slice(0, 40)}`
+        window.tabbed.found.push([name, ring || style.boxShadow !== 'none'])
+    }
+    document.addEventListener('focusin', see)
+    window.tabbed = { found: [], around: false, end: () => document.removeEventListener('focusin', see) }
+}"""
+END_TABBING = """() => {
+    tabbed.end()
+    document.activeElement?.blur() // fields keep keys for themselves
+    return tabbed.found
+}"""
+
+
+@pytest.mark.slow  # test_time_recorded.py uses it
 def test_the_list_of_keys_opens_and_closes(pages: Pages, recorded: Site) -> None:
     page = settled(pages(recorded, view="layers", run=CLEAN_RUN))
     page.keyboard.press("?")

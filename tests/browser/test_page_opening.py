@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser_pages import Pages, settled
-from browser_runs import CLEAN_RUN, DISTURBED_RUN, LARGE_NAN, LARGE_RUN, write_small
+from browser_runs import CLEAN_RUN, DISTURBED_RUN, LARGE_NAN, LARGE_RUN, LARGE_STEPS, LARGE_TAP, write_small
 from browser_site import Site
 from playwright.sync_api import Locator, Page, expect
 
@@ -54,6 +54,7 @@ def test_a_link_that_is_no_longer_good_says_what_to_do(pages: Pages, recorded: S
     expect(page.get_by_text("scope/server-token")).to_be_visible()
 
 
+@pytest.mark.slow  # test_time_connection.py has the same without waiting for the page to try again
 def test_it_tells_of_a_server_that_went_and_goes_on_with_a_new_link(pages: Pages, small: Site) -> None:
     page = settled(pages(small, view="layers", step=7))
     port = small.port
@@ -62,7 +63,7 @@ def test_it_tells_of_a_server_that_went_and_goes_on_with_a_new_link(pages: Pages
     expect(page.get_by_text("The connection to the server was lost")).to_be_visible()
     expect(step_of(page)).to_have_value("7")
     small.start(port)
-    expect(page.get_by_text("This session is over")).to_be_visible(timeout=40_000)
+    expect(page.get_by_text("This session is over")).to_be_visible()
     pages.watched(page.context.new_page()).goto(small.link())
     page.get_by_role("button", name="I have opened one: try again").click()
     expect(page.get_by_text("This session is over")).to_have_count(0)
@@ -83,16 +84,25 @@ def test_two_browsers_look_at_different_things(pages: Pages, recorded: Site) -> 
     assert other.locator("html").get_attribute("data-theme") == "light"
 
 
+def test_a_run_of_a_thousand_ranks(pages: Pages, large: Site) -> None:
+    moved_through(settled(pages(large, view="layers", run=LARGE_RUN, tap=LARGE_TAP, size=(1920, 1080))), LARGE_STEPS)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("view", ["layers", "ranks"])
-def test_a_run_of_ten_thousand_steps_on_a_thousand_ranks(pages: Pages, large: Site, view: str) -> None:
-    page = settled(pages(large, view=view, run=LARGE_RUN, tap="layers.0.output", size=(1920, 1080)))
+def test_a_run_of_ten_thousand_steps_on_a_thousand_ranks(pages: Pages, largest: Site, view: str) -> None:
+    moved_through(settled(pages(largest, view=view, run=LARGE_RUN, tap=LARGE_TAP, size=(1920, 1080))), 10_000)
+
+
+def moved_through(page: Page, steps: int) -> None:
+    """To a step by its number, to others by keys, and to the last one."""
     field = step_of(page)
-    expect(field).to_have_value("9999")
+    expect(field).to_have_value(str(steps - 1))
     field.fill(str(LARGE_NAN[0]))
     field.press("Enter")
     settled(page)
     expect(page).to_have_url(re.compile(rf"step={LARGE_NAN[0]}\b"))
-    for key, expected in ((".", LARGE_NAN[0] + 1), ("<", LARGE_NAN[0] - 9), ("l", 9999)):
+    for key, expected in ((".", LARGE_NAN[0] + 1), ("<", LARGE_NAN[0] - 9), ("l", steps - 1)):
         page.locator("main").focus()
         page.keyboard.press(key)
         expect(field).to_have_value(str(expected))

@@ -40,9 +40,10 @@ def wish(live: Site, name: str) -> Any:
 
 def frames_of(live: Site, page: Page, tap: str, what: str) -> int:
     """So many frames, once there are any."""
-    for _ in range(150):
+    for _ in range(300):
         taps = live.get("/runs/live/taps")["taps"] if live.get("/status").get("recording") else []
-        if any(one["name"] == tap and what in one["what"] for one in taps):
+        coming = any(one["name"] == tap and what in one["what"] for one in taps)
+        if coming and live.api.get("/runs/live/frames", params={"tap": tap, "what": what}).status_code == 200:
             return len(live.frames("/runs/live/frames", tap=tap, what=what))
         page.wait_for_timeout(100)  # another process is waited for
     raise AssertionError(f"no {what} of {tap}")
@@ -104,7 +105,7 @@ def test_a_view_without_data_asks_for_it(pages: Pages, live: Site) -> None:
     live.post("/subscriptions", {"pattern": "loss"})
     page = pages(live, view="histogram", tap="layers.2.mlp.output", allow=(NOT_YET,))
     frames_of(live, page, "loss", "statistics")
-    note = page.get_by_role("status").filter(has_text="There is nothing of layers.2.mlp.output here")
+    note = page.get_by_role("status").filter(has_text="There is no histogram of layers.2.mlp.output here")
     expect(note).to_contain_text("1 tensor on 2 ranks")
     expect(note).to_contain_text("It ends a minute after this page is closed")
     note.get_by_label("every").fill("1")
@@ -117,7 +118,8 @@ def test_a_view_without_data_asks_for_it(pages: Pages, live: Site) -> None:
 
 def test_of_a_recording_there_is_the_command(pages: Pages, recorded: Site) -> None:
     page = pages(recorded, view="histogram", run=CLEAN_RUN, tap="loss", allow=(NOT_YET,))
-    command = page.get_by_text(re.compile("^trimtab scope stream RUN_DIR --tap loss --what histogram .*--record$"))
+    directory = re.escape(recorded.get(f"/runs/{CLEAN_RUN}")["path"])
+    command = page.get_by_text(re.compile(f"^trimtab scope stream {directory} --tap loss --what histogram .*--record$"))
     expect(command).to_be_visible()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy the command").click()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browser_pages import Pages
+from browser_pages import Pages, settled
 from browser_runs import ANSWER_RUN, CLEAN_RUN, HOSTILE_RUN
 from browser_site import Site
 from playwright.sync_api import Locator, Page, expect
@@ -142,7 +142,7 @@ def test_layers_heads_and_parts_are_chosen_and_restored(pages: Pages, recorded: 
     page.get_by_role("combobox", name="Data", exact=True).select_option(label="dp 1")
     found = recorded.frames(f"/runs/{CLEAN_RUN}/attention", tap="layers.1.attention.map", step=8, whole=True)
     served = next(one for one in found if one.microbatch == 1 and one.shard[0][1] == 1)
-    cell = _map(page, 1, 3)
+    cell = _map(settled(page), 1, 3)
     expect(cell).to_have_attribute("data-rows", "2")
     cell.focus()
     cell.press("ArrowLeft")
@@ -273,7 +273,7 @@ def test_all_layers_lead_to_a_head(pages: Pages, recorded: Site) -> None:
 
 def test_a_layer_that_was_not_measured_has_a_way_on(pages: Pages, recorded: Site) -> None:
     page = pages(recorded, view="attention", run=CLEAN_RUN, layer=9)
-    expect(page.get_by_text("There is nothing of layers.9.attention.map here")).to_be_visible()
+    expect(page.get_by_text("There are no attention maps of layers.9.attention.map here")).to_be_visible()
     expect(page.get_by_text(re.compile("--tap layers.9.attention.map --what attention"))).to_be_visible()
     page.keyboard.press("[")
     expect(_map(page, 3, 0)).to_be_visible()

@@ -54,7 +54,7 @@ def entry(page: Page, name: str) -> Locator:
 
 def until(page: Page, what: Callable[[], Any]) -> Any:
     """What comes of it once that is something."""
-    for _ in range(100):
+    for _ in range(300):
         if found := what():
             return found
         page.wait_for_timeout(100)  # another process is waited for
@@ -89,7 +89,7 @@ def test_the_preview_is_that_of_the_api(pages: Pages, live: Site) -> None:
     tap.press("ArrowDown")
     tap.press("Enter")
     expect(tap).to_have_value(WEIGHT)
-    expect(page.get_by_text("parameter · float32 · (32, 64) · rank 0, 1")).to_be_visible()
+    expect(page.get_by_text("parameter · float32 · (32, 64) · ranks 0-1")).to_be_visible()
     expect(page.get_by_role("radio", name="Stale")).to_be_disabled()
 
     row = page.get_by_role("group", name="Bits of float32")
@@ -113,7 +113,7 @@ def test_the_preview_is_that_of_the_api(pages: Pages, live: Site) -> None:
     expect(panel.get_by_text(served["text"])).to_be_visible()
     expect(panel.get_by_role("cell", name=WEIGHT)).to_be_visible()
     expect(panel.get_by_role("cell", name="(32, 64) float32")).to_be_visible()
-    expect(panel.get_by_text("3 of each tensor, on whichever ranks hold them")).to_be_visible()
+    expect(panel.get_by_text("3 of each tensor, on the ranks that hold them")).to_be_visible()
     note = served["touched"]["0"][0]["note"]
     assert note.startswith("bit 30 is exponent[7] of float32")
     expect(panel.get_by_text(note)).to_be_visible()
@@ -166,12 +166,12 @@ def test_what_is_disturbed_is_seen_by_all_until_it_is_ended(pages: Pages, live: 
         expect(shown.get_by_role("alert").filter(has_text=f"{name}: {text}")).to_have_count(1)
     expect(other.get_by_text("Who has the control token can end it")).to_be_visible()
     expect(other.get_by_role("button", name=f"Expire {name}")).to_have_count(0)
-    expect(entry(page, name)).to_contain_text("active on rank 0-1")
+    expect(entry(page, name)).to_contain_text("active on ranks 0-1")
 
     page.get_by_role("button", name=f"Expire {name}").click()
     for shown in (page, other):
         expect(shown.get_by_role("region", name="The job is disturbed")).to_have_count(0)
-    expect(entry(page, name)).to_contain_text("expired on rank 0-1")
+    expect(entry(page, name)).to_contain_text("expired on ranks 0-1")
     found = next(one for one in live.get("/perturbations")["perturbations"] if one["id"] == name)
     assert found["state"] == "ended"
     the_log_is_that_of_the_api(page, live, name)

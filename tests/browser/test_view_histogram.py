@@ -118,7 +118,7 @@ def test_its_files_hold_what_it_shows(pages: Pages, recorded: Site, tmp_path: Pa
 
 def test_what_is_not_there_is_said_with_a_way_on(pages: Pages, recorded: Site) -> None:
     page = settled(pages(recorded, view="histogram", run=ANSWER_RUN))
-    expect(page.get_by_text("This run has no histograms.")).to_be_visible()
+    expect(page.get_by_text("There is no histogram of layers.*.output here")).to_be_visible()
     expect(page.get_by_text(re.compile("trimtab scope stream .*--what histogram"))).to_be_visible()
     page = settled(
         pages(recorded, view="histogram", run=DISTURBED_RUN, tap="logits", allow=("status of 404|answer 404",))

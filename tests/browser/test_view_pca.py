@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from browser_pages import Pages
+from browser_pages import Pages, settled
 from browser_runs import ANSWER_RUN, CLEAN_RUN, DISTURBED_RUN, HOSTILE_RUN
 from browser_site import Site
 from browser_training import BREAK_STEPS
@@ -62,7 +62,7 @@ def test_a_point_is_chosen_where_it_is_seen(pages: Pages, recorded: Site) -> Non
     expect(picture(page)).to_have_attribute("data-points", "48")
     x, y = frame.arrays["coordinates"][:, 0], frame.arrays["coordinates"][:, 1]
     token = int(np.argmax(x))
-    box = picture(page).bounding_box()
+    box = picture(settled(page)).bounding_box()
     assert box is not None
     left, top = x.min() - 0.06 * np.ptp(x), y.max() + 0.06 * np.ptp(y)
     across = (x[token] - left) / (1.12 * np.ptp(x)) * box["width"]
@@ -101,7 +101,7 @@ def test_a_link_restores_the_picture(pages: Pages, recorded: Site) -> None:
     """Zoomed by keys, turned by a drag; the address has it, and gives it back."""
     page = pages(recorded, "pca.view=3d&pca.equal=1", view="pca", run=CLEAN_RUN, tap=TAP, step=20)
     expect(picture(page)).to_have_attribute("data-points", "48")
-    box = picture(page).bounding_box()
+    box = picture(settled(page)).bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 200, box["y"] + 150)
     page.mouse.down()
@@ -148,5 +148,5 @@ def test_files(pages: Pages, recorded: Site) -> None:
 
 def test_nothing_was_recorded(pages: Pages, troubled: Site) -> None:
     page = pages(troubled, view="pca", run=HOSTILE_RUN)
-    expect(page.get_by_text("There is nothing of layers.*.output here")).to_be_visible()
+    expect(page.get_by_text("There are no principal components of layers.*.output here")).to_be_visible()
     expect(page.get_by_text("--what pca")).to_be_visible()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser_pages import Pages
+from browser_pages import Pages, settled
 from browser_runs import CLEAN_RUN, DISTURBED_RUN, HOSTILE_RUN
 from browser_site import Site
 from playwright.sync_api import Locator, Page, expect
@@ -102,6 +102,7 @@ def test_microbatches_and_ranks_are_chosen_and_restored(pages: Pages, recorded: 
     low, high = served.arrays["scale"].tolist()
     value = low + (high - low) * int(served.arrays["tiles"][3, 4]) / 253
     shown = _enlarged(page, "layers.0.residual").locator("[data-readout]").first
+    settled(page)
     expect(shown).to_contain_text("≈")
     assert _number(shown.inner_text()) == pytest.approx(value, rel=1e-3)
     text = shown.inner_text()
@@ -155,7 +156,7 @@ def test_tensors_are_found_by_their_names(pages: Pages, recorded: Site) -> None:
 def test_what_was_not_recorded_has_a_way_on(pages: Pages, recorded: Site) -> None:
     page = pages(recorded, view="tensors", run=CLEAN_RUN, step=8)
     page.get_by_role("button", name="Input").click()
-    expect(page.get_by_text("There is nothing of layers.0.input here")).to_be_visible()
+    expect(page.get_by_text("There are no tiles of layers.0.input here")).to_be_visible()
     expect(page.get_by_text(re.compile("--tap layers.0.input --what tiles"))).to_be_visible()
 
 

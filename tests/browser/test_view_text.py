@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from browser_pages import Pages
 from browser_runs import ANSWER_RUN, CLEAN_RUN, HOSTILE, HOSTILE_RUN
 from browser_site import Site
@@ -110,6 +111,7 @@ def test_files(pages: Pages, recorded: Site) -> None:
     assert saved(download.value).startswith(b"\x89PNG")
 
 
+@pytest.mark.slow  # test_page_troubles.py shows such names in all views
 def test_hostile_tokens_are_text(pages: Pages, troubled: Site) -> None:
     page = pages(troubled, view="text", run=HOSTILE_RUN, step=3)
     expect(page.get_by_role("listbox", name="Tokens")).to_contain_text(HOSTILE[0])
@@ -124,7 +126,8 @@ def test_nobody_has_asked(pages: Pages, recorded: Site) -> None:
     expect(page.get_by_text("trimtab scope generate --prompt")).to_be_visible()
     page.get_by_role("button", name="Run a prompt").last.click()
     page.get_by_label("Prompt", exact=True).fill("it's")
-    expect(page.get_by_text("trimtab scope probe RUN_DIR --prompt 'it'\\''s' --all")).to_be_visible()
+    directory = recorded.get(f"/runs/{CLEAN_RUN}")["path"]
+    expect(page.get_by_text(f"trimtab scope probe {directory} --prompt 'it'\\''s' --all")).to_be_visible()
 
 
 def test_a_prompt_through_a_running_job(pages: Pages, live: Site) -> None:
@@ -146,7 +149,7 @@ def test_a_prompt_through_a_running_job(pages: Pages, live: Site) -> None:
     page.get_by_label("Prompt", exact=True).fill("import")
     run.click()
     tokens = page.get_by_role("listbox", name="Tokens")
-    expect(tokens).to_have_text(re.compile(r"import\s*next"), timeout=60_000)
+    expect(tokens).to_have_text(re.compile(r"import\s*next"))
     probe = re.search(r"text\.from=(n-\w+)", page.url)
     assert probe is not None
     page.keyboard.press(" ")  # the live edge goes on without this page
@@ -160,6 +163,9 @@ def test_a_prompt_through_a_running_job(pages: Pages, live: Site) -> None:
     tokens.get_by_role("option").nth(3).click()
     expect(candidates(page).first).to_contain_text(f"#{frame.arrays['ids'][row][0]}")
     expect(candidates(page).first).to_contain_text(percent(frame.arrays["probabilities"][row][0]))
-    expect(candidates(page).last).to_contain_text("expected")
+    expected = candidates(page).filter(has_text="expected")  # among the likeliest, or after them
+    expect(expected).to_have_count(1)
+    expect(expected).to_contain_text(f"#{ord('o')}")
+    expect(expected).to_contain_text(percent(frame.arrays["target_probability"][row]))
     page.get_by_role("list", name="Probes of the job").get_by_role("button", name="End it").click()
     expect(page.get_by_role("list", name="Probes of the job")).to_have_count(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -114,8 +115,7 @@ def _train(process: int, sizes: list[int], mode: Any, dtype: str, spoil: str = "
         worker = ForwardRank(program, rank, module, transport)
         for step in range(STEPS):
             if spoil == "dies" and step == 2:
-                transport.close()
-                return []
+                os._exit(3)
             found = worker.step(step)
             mine = layout.microbatches(Role.FORWARD, rank.instance, program.microbatches)
             cell = rank.instance // layout.forwards
@@ -139,13 +139,15 @@ def _train(process: int, sizes: list[int], mode: Any, dtype: str, spoil: str = "
     return [str(rank.role), rank.stage, losses, sums]
 
 
-@pytest.mark.parametrize("mode", ["ship", "recompute"])
 @pytest.mark.parametrize(
-    ("sizes", "dtype"),
+    ("sizes", "dtype", "mode"),
     [
-        pytest.param([1, 1, 1], "bfloat16", id="1:1-bf16"),
-        pytest.param([1, 2, 1], "float32", id="1:2"),
-        pytest.param([2, 1, 2], "float32", id="2:1-dp2"),
+        pytest.param([1, 1, 1], "bfloat16", "ship", id="1:1-bf16-ship"),
+        pytest.param([1, 1, 1], "bfloat16", "recompute", id="1:1-bf16-recompute"),
+        pytest.param([1, 2, 1], "float32", "ship", id="1:2-ship"),
+        pytest.param([1, 2, 1], "float32", "recompute", id="1:2-recompute", marks=pytest.mark.slow),
+        pytest.param([2, 1, 2], "float32", "ship", id="2:1-dp2-ship", marks=pytest.mark.slow),
+        pytest.param([2, 1, 2], "float32", "recompute", id="2:1-dp2-recompute"),
     ],
 )
 def test_a_pipeline_trains_as_one_process_would(sizes: list[int], dtype: str, mode: str) -> None:
@@ -168,5 +170,6 @@ def test_both_sides_have_to_have_the_same_data() -> None:
 
 
 def test_a_forward_rank_that_dies_is_an_error_on_the_others() -> None:
-    with pytest.raises(RankError, match=r"is lost|has left|has not come|closed"):
-        run_ranks(4, _train, [1, 1, 1], "ship", "float32", "dies", timeout=90)
+    """Long before their patience ends."""
+    with pytest.raises(RankError, match="PeerLost"):
+        run_ranks(4, _train, [1, 1, 1], "ship", "float32", "dies", timeout=35)

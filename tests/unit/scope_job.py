@@ -59,6 +59,7 @@ class FakeRank:
     """So many commits are refused as late."""
     refuses: str = ""
     """Why everything is refused."""
+    knows_its_place: bool = True
     page: int = 2
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
     prepared: dict[str, dict[str, Any]] = field(default_factory=dict[str, "dict[str, Any]"])
@@ -111,7 +112,7 @@ class FakeRank:
         return {
             "rank": self.rank,
             "world_size": self.world,
-            "coordinates": {"tp": self.rank % 2, "pp": self.rank // 2},
+            "coordinates": {"tp": self.rank % 2, "pp": self.rank // 2} if self.knows_its_place else {},
             "step": self.step,
             "microbatch": 0,
             "seconds_per_step": self.seconds_per_step,

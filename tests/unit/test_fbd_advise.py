@@ -26,7 +26,7 @@ def training(kappa: float = 0.0, *, tp: int = 8, pp: int = 1, microbatches: int 
     return Training((1.0,) * pp, (2.0,) * pp, exposed, exposed, tp, microbatches, 32, 4096, 4096, **more)
 
 
-@pytest.mark.parametrize("kappa", [0.1, 0.3, 0.7, 1.2])
+@pytest.mark.parametrize("kappa", [pytest.param(0.1, marks=pytest.mark.slow), 0.3, 0.7, 1.2])
 def test_shipping_gains_what_the_cost_model_says(kappa):
     """Ordinary takes t(3 + 2 kappa), shipping t(3 + kappa); whole ratios come within 2 % of the balanced one."""
     found = advise(training(kappa), ENDLESS)
@@ -56,7 +56,7 @@ def test_lower_tensor_parallelism_is_said_to_be_better_where_it_fits():
     assert any("needs no disaggregation" in reason for reason in found.reasons)
 
 
-@pytest.mark.parametrize(("speed", "gain"), [(0.35, 1.35), (0.5, 1.5), (1.0, 1.5)])
+@pytest.mark.parametrize(("speed", "gain"), [(0.35, 1.35), (0.5, 1.5), pytest.param(1.0, 1.5, marks=pytest.mark.slow)])
 def test_forward_only_helpers_pay_when_shipping(speed, gain):
     found = advise(training(tp=1, microbatches=400), ENDLESS, Helpers(1, speed, memory=1e18))
     assert found.pays

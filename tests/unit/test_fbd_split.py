@@ -97,7 +97,7 @@ def test_a_whole_model_trains_bitwise_as_on_one_device(dtype, reentrant):
             (found,), shipment = shipment_of(lambda batch=batch: (forward(*batch),), places(forward, *batch))
             assert torch.equal(found, loss)
             shipment.check()
-            skeleton.backward(*sent(shipment), [None], tuple(batch.clone()))
+            skeleton.backward(*sent(shipment), None, tuple(batch.clone()))
         same_gradients(ordinary, backward)
         for one in steps:
             one.step()
@@ -265,7 +265,7 @@ def test_any_chain_of_operations_is_bitwise_the_same(chain):
     model, x = linear(), torch.linspace(-1, 1, 9).view(3, 3).requires_grad_()
     forward(model, x).backward()
     skeleton = skeleton_of(forward, (3, 3))
-    (gradient,) = skeleton.backward(*sent(shipped_of(forward)), [None])
+    (gradient,) = skeleton.backward(*sent(shipped_of(forward)), None)
     assert torch.equal(gradient, x.grad)
 
 

@@ -169,6 +169,8 @@ def test_a_perturbation_comes_is_told_of_and_is_reverted(job):
             "1": {"elements": 1},
         }
         assert not job.ranks[0].active
+        with pytest.raises(ValueError, match=f"{name} is put back already"):
+            scope.revert(name)
 
 
 def test_replicas_that_differ_are_an_alarm(job):
@@ -333,6 +335,29 @@ def test_who_is_there():
     ranks.hear(beat(1), 7.0)
     assert [change.rank for change in ranks.late(8.0 + GONE_SECONDS)] == [0, 1]
     assert ranks.state == "ended"
+
+
+def test_a_rank_that_learns_where_it_stands_is_news():
+    ranks = Ranks()
+    ranks.hear(beat(0, coordinates={}), 0.0)
+    assert ranks.hear(beat(0, coordinates={}), 1.0) == []
+    assert [change.kind for change in ranks.hear(beat(0), 2.0)] == ["placed"]
+    assert ranks.hear(beat(0), 3.0) == []
+
+
+def test_a_recording_that_began_before_the_models_were_built_has_the_layout(job):
+    with job.open() as scope:
+        for rank in job.ranks:
+            rank.knows_its_place = False
+        job.join()
+        assert scope.wait(lambda ranks: ranks.complete, 10)
+        end = scope.record()
+        for rank in job.ranks:
+            rank.knows_its_place = True
+            rank.say()
+        assert scope.wait(lambda ranks: all(one.coordinates for one in ranks.beats.values()), 10)
+        end()
+        assert open_recording(job.directory).ranks()[3] == {"tp": 1, "pp": 1}
 
 
 @pytest.mark.parametrize("change", [{"rank": -1}, {"world_size": 0}, {"step": "3"}, {"subscriptions": []}])

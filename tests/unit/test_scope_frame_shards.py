@@ -302,3 +302,63 @@ def test_parts_that_do_not_fit_are_refused_or_left_apart():
     assert "values@0" in merge_frames(odd).arrays
     with pytest.raises(ValueError, match="no frames"):
         merge_frames([])
+
+
+WHOLE = np.arange(8 * 2 * 4 * 3, dtype=np.float32).reshape(8, 2, 4, 3)  # s, b, n, d: each value tells where it is
+
+
+def placed(axes: tuple[str, ...], labels: list[str], tall: int = 1) -> list[Frame]:
+    """Tiles of the parts of ``WHOLE``, cut along each of the axes into two, the outer first."""
+    cut = [((), WHOLE.transpose(["sbnd".index(label) for label in labels]))]
+    for axis in axes:
+        at = labels.index("n" if axis == "tp" else "s")
+        halved = [(shard, np.split(part, 4 if axis == "cp" else 2, axis=at)) for shard, part in cut]
+        cut = [
+            ((*shard, (axis, index, 2)), np.concatenate((pieces[index], pieces[3 - index]), at) if axis == "cp" else pieces[index])
+            for shard, pieces in halved
+            for index in range(2)
+        ]  # fmt: skip
+    found = []
+    for rank, (shard, part) in enumerate(cut):
+        matrix = part.reshape(-1, part.shape[-1])
+        levels = np.zeros((-(-len(matrix) // tall), 3), np.uint8)
+        levels[:] = matrix[::tall, :1] // 3  # which row of the whole each row of tiles begins with
+        first = dict((name, index) for name, index, _ in shard).get("tp", 0) * 2
+        meta = {"shape": list(part.shape), "heads": [first, part.shape[labels.index("n")], 4]}
+        arrays = {"tiles": levels, "scale": np.float32([0, 253]), "extent": np.array([*matrix.shape, tall, 1])}
+        found.append(frame("tiles", arrays, shard, rank, labels, meta=meta))
+    return found
+
+
+@pytest.mark.parametrize("labels", ["sbnd", "bsnd", "bnsd"])
+@pytest.mark.parametrize("axes", [("tp",), ("sp",), ("cp",), ("cp", "tp"), ("tp", "cp"), ("cp", "sp", "tp")])
+def test_rows_of_tiles_say_where_in_the_whole_tensor_they_are(axes, labels):
+    arrays = merge_frames(placed(axes, list(labels))[::-1]).arrays
+    places = arrays["places"]
+    assert places.shape == (64, 2, 3)
+    sides = {"s": 8, "b": 2, "n": 4}
+    rows = np.arange(64).reshape(8, 2, 4).transpose(["sbn".index(label) for label in labels[:3]])
+    assert arrays["values"][:, 0].tolist() == rows[tuple(places[:, 0].T)].tolist()
+    assert np.array_equal(places[:, 0], places[:, 1])
+    assert len(np.unique(places[:, 0], axis=0)) == 64
+    assert places.max(axis=(0, 1)).tolist() == [sides[label] - 1 for label in labels[:3]]
+
+
+def test_a_row_of_tiles_says_its_block_or_that_it_is_none():
+    two = merge_frames(placed(("tp",), list("sbnd"), tall=4)).arrays["places"]
+    assert two[0].tolist() == [[0, 0, 0], [0, 1, 1]]
+    assert two[8].tolist() == [[0, 0, 2], [0, 1, 3]]
+    odd = merge_frames(placed(("tp",), list("sbnd"), tall=3)).arrays["places"]
+    assert odd[0].tolist() == [[0, 0, 0], [-1, -1, -1]]
+    assert odd[10].tolist() == [[7, 1, 0], [7, 1, 1]]  # the last ones of the first part
+    rows = [
+        frame("rows", {"values": np.zeros((1, 3)), "index": np.array([5])}, one.shard, one.rank, list("sbnd"), meta=dict(one.meta))
+        for one in placed(("tp",), list("sbnd"))
+    ]  # fmt: skip
+    assert merge_frames(rows).arrays["places"][:, 0].tolist() == [[1, 0, 1], [1, 0, 3]]
+    assert (
+        "places"
+        not in merge_frames(
+            [frame("tiles", one.arrays, one.shard, one.rank) for one in placed(("tp",), list("sbnd"))]
+        ).arrays
+    )

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from trimtab.cli import app
+from trimtab.scope.collector.ending import has_ended
 from trimtab.scope.generate import text
 from trimtab.scope.generate.export import Tape
 from trimtab.scope.generate.gguf_file import GgufFile
@@ -348,6 +349,7 @@ def test_command(tiny: tuple[Path, tiny_gguf.Weights], tmp_path: Path, monkeypat
     begun, ended = recording.notes("tokens")
     assert ended["labels"][: ended["prompt"]] == begun["labels"]
     assert ended["labels"][ended["prompt"] :] == [step["token"]["text"] for step in said["steps"]]
+    assert has_ended(tmp_path / "run"), "there is no job to be waited for"
     rows = list(recording.merged("layers.1.attention.map", "attention"))
     assert rows[0].arrays["heads"].tolist() == [0, 1]
     assert np.allclose(rows[2].arrays["probabilities"].sum(-1), 1.0, atol=1e-5)

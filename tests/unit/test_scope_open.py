@@ -89,14 +89,19 @@ def test_it_serves_where_nobody_does(run: Path) -> None:
     ("arguments", "says"),
     [
         (["nowhere"], "nowhere: no such directory"),
+        (["file"], "file: not a directory; give record.dir of a job"),
         (["."], "nothing is recorded there"),
         ([".", "--view", "layer"], "--view layer: there is no such view; one of ranks, layers"),
+        (["run", "--run", "nope"], "--run nope: no run 'nope'; known are run"),
     ],
 )
 def test_what_cannot_be_opened_is_said_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "report.json").write_text("{}")
     result = invoke("open", *arguments)
     assert isinstance(result.exception, ValueError)
     assert says in str(result.exception)

@@ -166,6 +166,12 @@ def test_a_preview_says_what_would_be_touched() -> None:
     for indices, elements in (([5, 99_999_999], 1), ([99_999_999], 0)):
         (some,) = preview(said(parameters={"part": {"indices": indices}}), TAPS)
         assert some.elements == elements
+    cut = Tap("parameters.w", "parameter", ("out", "in"), (1, 4), "float32", (("tp", 0, 2),))
+    for wanted, elements in (({"elements": 1}, 1), ({"elements": 6}, 4), ({"indices": [2, 6]}, 2)):
+        (some,) = preview(said("zero", "parameters.w", parameters={"part": wanted}), [cut])
+        assert (some.elements, some.at_most) == (elements, True)  # they may lie in the other rank's half
+    (some,) = preview(said("zero", "parameters.w", parameters={"part": {"fraction": 0.5}}), [cut])
+    assert (some.elements, some.at_most) == (2, False)  # half of what is here
     (heads,) = preview(
         said("zero", "layers.*.attention.q", parameters={"part": {"heads": [0, 5], "tokens": [1, 2]}}), TAPS
     )

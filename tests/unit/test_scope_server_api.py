@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from sample_reports import plots
-from scope_server_parts import RANKS, STEPS, Site, record, site, values
+from scope_server_parts import RANKS, STEPS, Site, frames, record, site, values
 
 from trimtab.scan.report import plots_json
 from trimtab.scope.frame import Frame, decode_all, encode, split
@@ -190,6 +190,28 @@ def test_two_runs_part_where_they_were_made_to(shown: Site, run: str, other: str
     assert taps["taps"][1]["largest"] == pytest.approx(1e-3)
 
 
+def test_a_run_that_was_killed_within_a_step_is_compared_up_to_it(tmp_path: Path) -> None:
+    sent = list(frames(STEPS))
+    last = [frame for frame in sent if frame.step == STEPS - 1 and frame.what == "statistics"]
+    gone = [frame for frame in last if frame.microbatch == 1 or frame.rank == 3]
+    record(tmp_path / "full")
+    record(tmp_path / "killed", others=[frame for frame in sent if not any(frame is one for one in gone)])
+    with site(tmp_path / "full", tmp_path / "killed") as both:
+        a, b = (run["name"] for run in both.get("/runs")["runs"])
+        found = both.get("/compare", a=a, b=b, tap="layers.0.output")
+        assert (found["parts_at"], found["steps"], found["last"], found["unfinished"]) == (
+            None,
+            STEPS - 1,
+            STEPS - 2,
+            1,
+        )
+        table = both.get("/compare/taps", a=a, b=b)
+        assert table["parts_at"] is None
+        unfinished = {one["tap"]: (one["steps"], one["unfinished"]) for one in table["taps"]}
+        assert unfinished["layers.1.output"] == (STEPS - 1, 1)
+        assert unfinished["layers.0.mlp.output"] == (STEPS, 0)  # all of it had come
+
+
 def test_exports_hold_every_step(shown: Site, run: str) -> None:
     def fetch(path: str, **query: Any) -> Any:
         answer = shown.client.get(f"/api/v1{run}{path}", params=query, headers=shown.headers)
@@ -204,6 +226,16 @@ def test_exports_hold_every_step(shown: Site, run: str) -> None:
     archive = np.load(io.BytesIO(fetch("/export", pattern="layers.*.output", format="npz").content), allow_pickle=False)
     assert archive["taps"].tolist() == ["layers.0.output", "layers.1.output"]
     assert archive["values"].shape == (STEPS, 2)
+    ranks = fetch("/export", pattern="layers.1.output", by="rank", ranks="1,3", statistics="max,nan", last=6)
+    assert ranks.headers["content-disposition"].endswith('-layers.1.output-max-nan.csv"')
+    lines = list(csv.reader(io.StringIO(ranks.text)))
+    of = [f"layers.1.output {statistic}{rank}" for statistic in ("max", "nan") for rank in ("", " rank 1", " rank 3")]
+    assert lines[0] == ["step", *of]
+    assert len(lines) == 8
+    largest = max(values("layers.1.output", 4, 3, microbatch).max() for microbatch in range(2))
+    assert float(lines[5][3]) == pytest.approx(largest)
+    assert [line[4] for line in lines[5:7]] == ["0.0", "2.0"]  # of both microbatches of step 5, on another rank
+    assert shown.refused(f"{run}/export", pattern="**", statistics="rms,most")[0] == 400
     arrays = np.load(io.BytesIO(fetch("/export/frames", tap="layers.0.output", what="rows", step=8).content))
     np.testing.assert_array_equal(
         arrays["rank1.microbatch0.values"].ravel(), values("layers.0.output", 8, 1)[:4].astype(np.float32)
@@ -217,6 +249,10 @@ def test_runs_notices_report_and_the_log_of_watch(shown: Site, run: str) -> None
     assert listed["empty"]["error"] == "nothing is recorded there yet"
     known = {one["directory"]: (one["recorded"], one["report"]) for one in listed.values()}
     assert known == {"clean": (True, True), "disturbed": (True, False), "empty": (False, False)}
+    paths = [Path(one["path"]) for one in listed.values()]
+    assert [path.name for path in paths] == [one["directory"] for one in listed.values()]
+    assert all(path.is_dir() and path.is_absolute() for path in paths)
+    assert Path(shown.get("/session")["directory"]) in paths
     assert shown.refused("/runs/empty/taps") == (422, "empty: nothing is recorded there yet")
     assert shown.get(f"{run}/notices")["notices"][0]["text"] == "<b>step</b>"
     assert shown.get(f"{run}/notices", first=4)["notices"] == []

@@ -26,8 +26,9 @@ from trimtab.scope.server.background import tidy
 from trimtab.scope.server.client import Client, Filter
 from trimtab.scope.server.hub import Hub
 from trimtab.scope.server.limits import Limits, Rate
+from trimtab.scope.server.memory import WISHES, Memory
 from trimtab.scope.server.runs import Runs
-from trimtab.scope.server.service import Service
+from trimtab.scope.server.service import Service, Wish
 from trimtab.scope.server.tokens import Session
 from trimtab.scope.subscription import Subscription
 from trimtab.scope.vector import derive, vector_of
@@ -502,3 +503,33 @@ def test_sockets_are_limited(tmp_path: Path) -> None:
         wait(lambda: door.service.hub.clients == 0, "both have left")
         with connect() as third:
             assert third.receive_json()["type"] == "hello"
+
+
+def test_what_a_killed_server_had_asked_for_ends_with_the_next_one(tmp_path: Path) -> None:
+    class Counting(NewCollector):
+        def subscribe(self, subscription: Subscription) -> str:
+            self.made = getattr(self, "made", 0) + 1
+            return f"s-{self.made}"
+
+        def unsubscribe(self, subscription: str) -> None:
+            assert subscription == "s-1"
+
+    clock, memory = Clock(), Memory(tmp_path)
+    scope = cast("Any", Counting())
+    service = Service(Runs((tmp_path,), live=tmp_path), scope, memory=memory, clock=clock)
+    session = Session("session-1", 0.0)
+    passing, kept = (service.subscribe(session, Subscription("layers.0.output"), keep=keep) for keep in (False, True))
+    assert passing != kept
+    later = Service(Runs((tmp_path,), live=tmp_path), scope, memory=Memory(tmp_path), clock=clock)
+    assert (later.wish(passing), later.wish(kept)) == (Wish("", keep=False), None)
+    assert later.abandoned() == [], "whoever asked may come back"
+    clock.now += 61
+    assert later.abandoned() == [passing]
+    later.unsubscribe(passing)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("said", ["{", "[]", '{"subscriptions": 3}', '{"subscriptions": [3]}', "x" * 70_000])
+def test_a_memory_that_makes_no_sense_is_none(tmp_path: Path, said: str) -> None:
+    (tmp_path / WISHES).write_text(said)
+    assert Memory(tmp_path).read() == ()

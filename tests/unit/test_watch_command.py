@@ -151,9 +151,16 @@ def test_addresses_are_on_loopback_unless_they_name_a_host():
     assert address_of("0.0.0.0:9464") == ("0.0.0.0", 9464)
 
 
-@pytest.mark.parametrize("target", ["/does/not/exist", "nonsense", __file__])
-def test_what_is_no_run_is_told_in_one_line(target):
-    with pytest.raises(ValueError, match="no such directory; give "):
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("/does/not/exist", "no such directory; give "),
+        ("nonsense", "no such directory; give "),
+        (__file__, "not a directory; give "),
+    ],
+)
+def test_what_is_no_run_is_told_in_one_line(target, said):
+    with pytest.raises(ValueError, match=said):
         watched(Options(target))
 
 

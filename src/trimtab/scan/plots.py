@@ -53,9 +53,9 @@ class ReportPlots:
     timeline_step: int | None = None
     """The step that the timeline shows."""
     lost_by_rank: dict[int, float] = field(default_factory=dict[int, float])
-    """Seconds a step that each rank costs the job."""
+    """Seconds a step on the critical path that its peers do not need."""
     waited_by_rank: dict[int, float] = field(default_factory=dict[int, float])
-    """Seconds a step that each rank spends waiting for others."""
+    """Seconds a step that each rank spends waiting for others, for whatever reason."""
     clock_error_us_by_rank: dict[int, float] = field(default_factory=dict[int, float])
     step_time_s: dict[int, float] = field(default_factory=dict[int, float])
     """Time of each judged step."""

@@ -7,7 +7,7 @@ Which dimension of the tensor a parallel axis divides follows from the labels of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,27 +15,10 @@ from numpy.typing import NDArray
 from trimtab.scope.attention import merge_attention
 from trimtab.scope.components import Part, merge
 from trimtab.scope.frame import Frame
+from trimtab.scope.positions import SEQUENCE, axes_of, divided, labels_of, places_of
 
 Arrays = dict[str, NDArray[Any]]
-_SEQUENCE: Final = "s"
-_HEADS: Final = ("n", "heads", "a")
-_ALONG: Final = {"sp": _SEQUENCE, "cp": _SEQUENCE, "dp": "b"}
 _INFINITE, _NAN, _LEVELS = 254, 255, 253.0
-
-
-def divided(axis: str, labels: Sequence[str]) -> int | None:
-    """Which dimension of a tensor with these labels ``axis`` divides; None: it cannot be known."""
-    for dimension, label in enumerate(labels):
-        if label.partition("/")[2] == axis:
-            return dimension
-    if not labels:
-        return None
-    if axis == "fsdp":
-        return 0
-    if axis in _ALONG:
-        return list(labels).index(_ALONG[axis]) if _ALONG[axis] in labels else None
-    heads = [dimension for dimension, label in enumerate(labels) if label in _HEADS]
-    return heads[0] if heads else len(labels) - 1
 
 
 def tile_values(tiles: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float32]:
@@ -49,7 +32,8 @@ def tile_values(tiles: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float32]
 
 def tiles(frames: Sequence[Frame]) -> Arrays:
     """``values`` f32 (R, C) of all parts, and ``extent`` where their tiles fit into one grid; of a single part also
-    what it came as."""
+    what it came as. ``places`` i64 (R, 2, dimensions but the last): where in the whole tensor the first and the last
+    row of each row of tiles are, -1 for the last of one that is no block of it."""
     values = [tile_values(frame.arrays["tiles"], frame.arrays["scale"]) for frame in frames]
     if len(frames) == 1:
         return {**frames[0].arrays, "values": values[0]}
@@ -62,7 +46,36 @@ def tiles(frames: Sequence[Frame]) -> Arrays:
         if _even(heights) and _even(widths):
             extent = [heights.sum(), widths.sum(), heights[0], widths[0]]
             whole["extent"] = np.array(extent, np.int64)
-    return whole
+    return whole | (_tile_places(frames) if dims is None else {})
+
+
+def _tile_places(frames: Sequence[Frame]) -> Arrays:
+    if any("extent" not in frame.arrays for frame in frames):
+        return {}
+    ends = [_ends(frame) for frame in frames]
+    found = places_of(frames, ends)
+    if found is None:
+        return {}
+    for rows_of, place in zip(ends, found, strict=True):
+        place[_many(place) != rows_of[:, 1] - rows_of[:, 0] + 1, 1] = -1
+    starts = np.cumsum([0, *map(len, found)])
+    numbered = [
+        np.broadcast_to(np.arange(start, start + len(place))[:, None], frame.arrays["tiles"].shape)
+        for frame, place, start in zip(frames, found, starts, strict=False)
+    ]
+    return {"places": np.concatenate(found)[_laid(frames, numbered, _matrix_dimension)[:, 0]]}
+
+
+def _ends(frame: Frame) -> NDArray[np.int64]:
+    """The first and the last row of each row of tiles."""
+    high, _, tall, _ = (int(side) for side in frame.arrays["extent"])
+    first = np.arange(len(frame.arrays["tiles"]), dtype=np.int64) * tall
+    return np.stack((first, np.minimum(first + tall, high) - 1), axis=1)
+
+
+def _many(place: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows of the block between two places; of others than a block's corners it is not the number between them."""
+    return np.prod(np.maximum(place[:, 1] - place[:, 0] + 1, 0), axis=1)
 
 
 def _sides(frame: Frame, side: int) -> NDArray[np.int64]:
@@ -79,19 +92,22 @@ def _even(lengths: NDArray[np.int64]) -> bool:
 
 
 def rows(frames: Sequence[Frame]) -> Arrays:
-    """``values`` (k, last dimension) and ``index`` i64 (k) of each row on its part; ``rank`` i64 (k) where it was."""
+    """``values`` (k, last dimension) and ``index`` i64 (k) of each row on its part; ``rank`` i64 (k) where it was, and
+    ``places``, as of tiles, where it is in the whole tensor."""
     values = [frame.arrays["values"] for frame in frames]
     index = [frame.arrays["index"] for frame in frames]
-    if all(_matrix_dimension(axis, _labels(frames[0])) == 1 for axis in _axes(frames)):
+    if all(_matrix_dimension(axis, labels_of(frames[0])) == 1 for axis in axes_of(frames)):
         return {"values": _laid(frames, values, _matrix_dimension), "index": index[0]}
     ranks = [np.full(len(one), frame.rank, np.int64) for frame, one in zip(frames, index, strict=True)]
-    return {"values": np.concatenate(values), "index": np.concatenate(index), "rank": np.concatenate(ranks)}
+    found = places_of(frames, [np.stack((one, one), axis=1) for one in index])
+    places = {} if found is None else {"places": np.concatenate(found)}
+    return {"values": np.concatenate(values), "index": np.concatenate(index), "rank": np.concatenate(ranks), **places}
 
 
 def tokens(frames: Sequence[Frame]) -> Arrays:
     """``values`` as the tensor, with the chosen tokens only, in their order; ``index`` i64 their positions."""
-    labels = _labels(frames[0])
-    sequence = list(labels).index(_SEQUENCE) if _SEQUENCE in labels else 0
+    labels = labels_of(frames[0])
+    sequence = list(labels).index(SEQUENCE) if SEQUENCE in labels else 0
     values = _laid(frames, [frame.arrays["values"] for frame in frames], _dimension(sequence), unfold=False)
     sets = {frame.arrays["index"].tobytes(): frame.arrays["index"] for frame in frames}
     index = np.concatenate(list(sets.values()))
@@ -120,10 +136,10 @@ def attention(frames: Sequence[Frame]) -> Arrays:
 
 def components(frames: Sequence[Frame]) -> Arrays:
     """``coordinates`` (tokens, k) along axes that all parts share."""
-    labels = _labels(frames[0])
+    labels = labels_of(frames[0])
     if len(frames) == 1 or any("axes" not in frame.arrays for frame in frames):
         return apart(frames)
-    if any(divided(axis, labels) == len(labels) - 1 for axis in _axes(frames)):
+    if any(divided(axis, labels) == len(labels) - 1 for axis in axes_of(frames)):
         return apart(frames)  # other features on each
     parts = [
         Part(of["coordinates"], of["variance"], of["axes"], of["mean"], float(of["total"][0]), float(of["count"][0]))
@@ -177,25 +193,14 @@ def _dimension_of_two(row: str, column: str) -> _Dimension:
     return of
 
 
-def _labels(frame: Frame) -> Sequence[str]:
-    labels = frame.meta.get("labels")
-    return tuple(map(str, cast("list[Any]", labels))) if isinstance(labels, list | tuple) else ()
-
-
-def _axes(frames: Sequence[Frame]) -> list[str]:
-    """Along which the frames differ."""
-    places = [{axis: index for axis, index, _ in frame.shard} for frame in frames]
-    return [axis for axis, _, _ in frames[0].shard if len({place[axis] for place in places}) > 1]
-
-
 def _laid(
     frames: Sequence[Frame], values: Sequence[NDArray[Any]], dimension: _Dimension, *, unfold: bool = True
 ) -> NDArray[Any]:
     """``values`` of the frames side by side; ValueError where it is not known how, or sizes do not fit. ``unfold``:
     context-parallel parts are whole, so their chunks go where they belong."""
-    labels = _labels(frames[0])
+    labels = labels_of(frames[0])
     placed = [({axis: index for axis, index, _ in frame.shard}, one) for frame, one in zip(frames, values, strict=True)]
-    return _beside(placed, _axes(frames), labels, dimension, unfold=unfold)
+    return _beside(placed, axes_of(frames), labels, dimension, unfold=unfold)
 
 
 def _beside(

@@ -90,6 +90,15 @@ class Fields:
             self._refuse(name, f"at most {most} whole numbers from {low} to {high}", listed)
         return tuple(listed)
 
+    def texts(self, name: str, *, longest: int = 256, most: int = 4096) -> tuple[str, ...]:
+        """A list of texts, as a tuple."""
+        found: object = self._take(name, _ABSENT)
+        listed = list(cast("Iterable[object]", found)) if isinstance(found, list | tuple) else [None]
+        texts = [one for one in listed if isinstance(one, str) and len(one) <= longest]
+        if len(listed) > most or len(texts) < len(listed):
+            self._refuse(name, f"a list of at most {most} texts", cast("object", found))
+        return tuple(texts)
+
     def object(self, name: str, default: Any = _ABSENT) -> Any:
         """An object of whatever fields."""
         found = self._take(name, default)

@@ -258,7 +258,7 @@ def compare(clean: Iterable[Frame], disturbed: Iterable[Frame], tolerance: float
     before, after = _by_moment(clean), _by_moment(disturbed)
     common = sorted(before.keys() & after.keys(), key=lambda key: (key[0], order(key[1]), key[2]))
     if not common:
-        raise ValueError("pair: the two recordings have no tensor of the same step in common")
+        raise ValueError("the two recordings have no tensor of the same step in common")
     exact = all(_all_have(frames, "values") for key in common for frames in (before[key], after[key]))
     rows: dict[tuple[int, str], list[Tally]] = {}
     loss: dict[int, list[tuple[float, float]]] = {}

@@ -20,6 +20,7 @@ from rich.live import Live
 from trimtab.config import Config
 from trimtab.control.opening import join, meet
 from trimtab.control.sockets import parse_address, show_address
+from trimtab.run_directory import check_directory
 from trimtab.signals import ended_by_signal
 from trimtab.watch import view
 from trimtab.watch.evidence import Evidence
@@ -105,7 +106,7 @@ def _connect(target: str, directory: Path, config: Config, environment: Mapping[
             yield source
         return
     if directory.exists() or "/" in target or ":" not in target:
-        raise ValueError(f"{target}: no such directory; give record.dir of the job, or host:port of a hub")
+        check_directory(directory, "give record.dir of the job, or host:port of a hub")
     parse_address(target)
     client = join(name, replace(config.control, address=target), Path(), environment)
     try:

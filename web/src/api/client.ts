@@ -61,6 +61,13 @@ export class ApiError extends Error {
   }
 }
 
+const more = new WeakMap<AbortSignal, number>()
+
+/** Seconds after which the server will have more to say to what was asked with this signal; null: that is not known. */
+export function moreIn(signal: AbortSignal): number | null {
+  return more.get(signal) ?? null
+}
+
 export class Api {
   constructor(private readonly fetcher: typeof fetch = (...given) => fetch(...given)) {}
 
@@ -115,8 +122,9 @@ export class Api {
       if (init.signal?.aborted) throw error
       throw away()
     }
-    if (response.ok) return response
     const wait = Number(response.headers.get('Retry-After'))
+    if (init.signal && wait > 0) more.set(init.signal, wait)
+    if (response.ok) return response
     throw new ApiError(response.status, await reason(response), wait > 0 ? wait : null)
   }
 }

@@ -960,6 +960,8 @@ export interface operations {
                         started_unix_ns: number;
                         /** @description It belongs to a job. */
                         attached: boolean;
+                        /** @description Into which that job records; of recordings the first: trimtab scope open finds it there. */
+                        directory: string;
                         allow_perturb: boolean;
                         /** @description This session may disturb. */
                         control: boolean;
@@ -2826,6 +2828,8 @@ export interface operations {
                             name: string;
                             /** @description Its last part. */
                             directory: string;
+                            /** @description The run directory, as the server's machine names it: what commands take. */
+                            path: string;
                             /** @description The newest recording of the job that this server belongs to; also under the name live. */
                             live: boolean;
                             /** @description false: there is nothing of scope in its directory, or not yet. */
@@ -2924,6 +2928,8 @@ export interface operations {
                         name: string;
                         /** @description Its last part. */
                         directory: string;
+                        /** @description The run directory, as the server's machine names it: what commands take. */
+                        path: string;
                         /** @description The newest recording of the job that this server belongs to; also under the name live. */
                         live: boolean;
                         /** @description false: there is nothing of scope in its directory, or not yet. */
@@ -3548,9 +3554,9 @@ export interface operations {
                             ranks: number[];
                             /** @description Ranks that cost less. */
                             ranks_left_out: number;
-                            /** @description What each costs the job, seconds a step. */
+                            /** @description On the critical path and not needed by its peers, seconds a step. */
                             lost_s: (number | null)[];
-                            /** @description What each waits for others, seconds a step. */
+                            /** @description All that each waits for others, seconds a step. */
                             waited_s: (number | null)[];
                             clock_error_us: (number | null)[];
                         } | null;
@@ -4105,6 +4111,8 @@ export interface operations {
                         tap: string;
                         statistic: string;
                         step: number;
+                        /** @description Everything of this step has come: each rank sent it, and all microbatches of it. */
+                        complete: boolean;
                         ranks: {
                             rank: number;
                             /** @description tp, cp, dp, pp, ...: where the rank stands. */
@@ -5359,9 +5367,11 @@ export interface operations {
                         };
                         /** @description First step at which they differ; null: they do not. */
                         parts_at: number | null;
-                        /** @description That both have. */
+                        /** @description That both have, all of them. */
                         steps: number;
                         steps_apart: number;
+                        /** @description Last steps that are left out: one of the runs was killed within them, or is still in them. */
+                        unfinished: number;
                     };
                 };
             };
@@ -5452,6 +5462,8 @@ export interface operations {
                             tap: string;
                             steps: number;
                             steps_apart: number;
+                            /** @description Last steps that are left out: one of the runs was killed within them, or is still in them. */
+                            unfinished: number;
                             parts_at: number | null;
                             /** @description Largest absolute difference. */
                             largest: number | null;
@@ -5520,9 +5532,11 @@ export interface operations {
             query: {
                 pattern: string;
                 statistic?: "n" | "nan" | "inf" | "zeros" | "nan_share" | "inf_share" | "zero_share" | "mean" | "std" | "rms" | "mean_abs" | "absmax" | "min" | "max" | "skewness" | "kurtosis";
+                statistics?: string;
                 first?: number;
                 last?: number;
                 ranks?: string;
+                by?: "whole" | "rank";
                 format?: "csv" | "npz";
             };
             header?: never;

@@ -29,7 +29,7 @@ const live: Status = {
 
 describe('how things stand', () => {
   it.each(['connecting', 'open', 'lost', 'expired'] as const)('says what %s means', (state) =>
-    expect(connectionWords(state).more).toMatch(/\.$/),
+    expect(connectionWords(state, '/runs/a b').more).toMatch(/\.$/),
   )
 
   it.each([

@@ -2,6 +2,7 @@
 
 import type { Connection } from '../api/live'
 import { bytes, counted, seconds } from '../parts/numbers'
+import { quoted } from '../parts/subscriptions/wish'
 import type { Beat, Status } from '../state/server.svelte'
 
 export type Tone = 'good' | 'plain' | 'warning' | 'danger'
@@ -13,22 +14,30 @@ export interface Words {
   readonly tone: Tone
 }
 
-export function connectionWords(connection: Connection): Words {
+/** `directory`: where the server is found. */
+export function connectionWords(connection: Connection, directory: string): Words {
   const words: Record<Connection, Words> = {
     connecting: { text: 'connecting', more: 'The server is asked.', tone: 'plain' },
     open: { text: 'connected', more: 'What the server says is here within a second.', tone: 'good' },
     lost: {
       text: 'not connected',
-      more: 'It is tried again by itself. If the server was stopped, start trimtab scope serve again.',
+      more: `It is tried again by itself. If the server was stopped, open a link of another: trimtab scope open ${quoted(directory)}.`,
       tone: 'danger',
     },
     expired: {
       text: 'session over',
-      more: 'Open a link that is good now: trimtab scope open RUN_DIR.',
+      more: `Open a link that is good now: trimtab scope open ${quoted(directory)}.`,
       tone: 'danger',
     },
   }
   return words[connection]
+}
+
+/** While the server is not heard of. */
+export const UNHEARD: Words = {
+  text: 'job unknown',
+  more: 'Nothing is heard of the server, which is all that knows it..',
+  tone: 'plain',
 }
 
 export function jobWords(status: Status | null): Words {

@@ -7,11 +7,11 @@ import type { Cell } from '../draw/heatmap/viewport'
 /** A line across the map. */
 export interface HeatMarker {
   readonly axis: 'row' | 'column'
-  /** Of the row or column; it may be cut, and is drawn through the cell's middle. */
+  /** Of the row or column; it may be cut, and is drawn through the cell's middle: 3.5 is the edge of 3 and 4. */
   readonly at: number
   readonly label: string
-  /** `now`: what is shown elsewhere in the page; `event`: something happened. */
-  readonly kind: 'now' | 'event'
+  /** `now`: what is shown elsewhere in the page; `event`: something happened; `edge`: here ends what belongs together. */
+  readonly kind: 'now' | 'event' | 'edge'
 }
 
 export interface Words {

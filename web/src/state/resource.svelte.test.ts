@@ -1,7 +1,7 @@
 // @vitest-environment jsdom
 import { flushSync, tick } from 'svelte'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
-import { ApiError } from '../api/client'
+import { Api, ApiError } from '../api/client'
 import { alike, resource, type Resource } from './resource.svelte'
 
 interface Asked {
@@ -185,4 +185,44 @@ describe('what is alike', () => {
     [null, null, true],
     ['a', 'b', false],
   ])('%j and %j: %s', (a, b, same) => expect(alike(a, b)).toBe(same))
+})
+
+describe('an answer of which more is coming', () => {
+  const answering = (headers: Record<string, string>): Response =>
+    new Response(JSON.stringify({ runs: [] }), { headers })
+
+  /** How often it was asked within three seconds. */
+  async function asked(answers: Record<string, string>[], change?: () => void): Promise<number> {
+    let count = 0
+    const api = new Api(() => Promise.resolve(answering(answers[count++] ?? {})))
+    let wanted = $state.raw({ step: 1 })
+    const end = $effect.root(() => {
+      resource(
+        () => wanted,
+        (_, signal) => api.get('/runs', {}, signal),
+      )
+    })
+    flushSync()
+    await vi.advanceTimersByTimeAsync(500)
+    if (change) {
+      wanted = { step: 2 }
+      flushSync()
+      await vi.advanceTimersByTimeAsync(100)
+      change()
+    }
+    await vi.advanceTimersByTimeAsync(2500)
+    end()
+    return count
+  }
+
+  it('is asked for again when the server says that there will be', async () => {
+    expect(await asked([{ 'Retry-After': '1' }, { 'Retry-After': '1' }])).toBe(3)
+    expect(await asked([])).toBe(1)
+  })
+
+  it('does not hold up another one', async () => {
+    const turned = vi.fn()
+    expect(await asked([{ 'Retry-After': '1' }], turned)).toBe(2)
+    expect(turned).toHaveBeenCalledOnce()
+  })
 })

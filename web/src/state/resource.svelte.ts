@@ -1,7 +1,7 @@
 /** Something that is loaded anew whenever what it depends on changes. What was there stays until the new is there. */
 
 import { untrack } from 'svelte'
-import { ApiError } from '../api/client'
+import { ApiError, moreIn } from '../api/client'
 import { hidden, onVisibility } from './visible'
 
 export class Resource<T, I> {
@@ -92,9 +92,14 @@ class Loader<T, I> {
 
   private later(milliseconds: number): void {
     clearTimeout(this.timer)
+    clearTimeout(this.timer)
     this.made.loading = true
     if (milliseconds <= 0) this.begin()
     else this.timer = setTimeout(() => this.begin(), milliseconds)
+  }
+
+  private lookAgain(seconds: number | null): void {
+    if (seconds !== null) this.timer = setTimeout(() => this.begin(), seconds * 1000)
   }
 
   private begin(): void {
@@ -112,6 +117,8 @@ class Loader<T, I> {
       const again = done()
       if (!alike(this.wanted, asked)) this.later(Math.max(again ?? 0, this.pause))
       else if (again !== null) this.later(again)
+      // A step was still coming in: nothing that is asked for here changes when all of it has come.
+      else if (this.made.error === null) this.lookAgain(moreIn(mine.controller.signal))
     }
     started(() => this.load(asked, mine.controller.signal)).then(
       (value) => settled(() => this.loaded(value, asked)),

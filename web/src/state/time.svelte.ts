@@ -40,8 +40,12 @@ export class Time {
     return this.server.runs.find((run) => run.name === wanted || (wanted === 'live' && run.live)) ?? null
   })
 
-  /** It is still being recorded. */
-  isLive: boolean = $derived.by(() => (this.about?.live ?? false) && this.server.status?.state === 'live')
+  /** It is still being recorded, as far as is heard. */
+  isLive: boolean = $derived.by(() => {
+    const { connection, status } = this.server
+    if (connection === 'lost' || connection === 'expired') return false
+    return (this.about?.live ?? false) && status?.state === 'live'
+  })
 
   /** Of the recording as it is now: of a long one the oldest steps may go. */
   first: number | null = $derived.by(() => this.about?.first_step ?? null)

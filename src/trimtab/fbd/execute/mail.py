@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
 from trimtab.fbd.execute.program import SHIPMENT
+from trimtab.fbd.execute.streams import Streams
 from trimtab.fbd.split.shipping import Arrived, Receiver
 from trimtab.transport.errors import TransportError
-from trimtab.transport.interface import Label, Message, Transport
+from trimtab.transport.interface import Label, Message
 
 _T = TypeVar("_T")
 
@@ -18,14 +18,14 @@ _T = TypeVar("_T")
 class Mail:
     """Of one process. Everything that waits does so here, so that messages of all kinds are taken meanwhile."""
 
-    def __init__(self, transport: Transport, patience: float, on_credit: Callable[[int], None] | None = None) -> None:
+    def __init__(self, transport: Streams, patience: float, on_credit: Callable[[int], None] | None = None) -> None:
         """``on_credit`` is told from whom one came."""
         self._transport = transport
         self._patience = patience
         self._on_credit = on_credit
         self._receiver = Receiver()
         self._messages: dict[tuple[int, Label], Message] = {}
-        self._arrived: dict[tuple[int, int, int], deque[Arrived]] = {}
+        self._arrived: dict[tuple[int, int, int], Arrived] = {}
 
     def message(self, source: int, label: Label) -> Message:
         """The message of that label from that process."""
@@ -34,12 +34,8 @@ class Mail:
     def shipment(self, source: int, step: int, microbatch: int) -> Arrived:
         """The shipment of a microbatch."""
         key = (source, step, microbatch)
-
-        def found() -> Arrived | None:
-            waiting = self._arrived.get(key)
-            return waiting.popleft() if waiting else None
-
-        return self.until(found, f"what the forward of microbatch {microbatch}, step {step}, saved on process {source}")
+        what = f"what the forward of microbatch {microbatch}, step {step}, saved on process {source}"
+        return self.until(lambda: self._arrived.pop(key, None), what)
 
     def until(self, found: Callable[[], _T | None], what: str) -> _T:
         """Take what comes until ``found`` finds something. TransportError after too long; PeerLost where one died."""
@@ -60,7 +56,7 @@ class Mail:
                 continue
             if message.label.chunk == SHIPMENT and not message.label.backward:
                 for one in self._receiver.take(message):
-                    self._arrived.setdefault((one.source, one.iteration, one.microbatch), deque()).append(one)
+                    self._arrived[one.source, one.iteration, one.microbatch] = one
             elif self._on_credit is not None and message.label.backward and not message.tensors:
                 message.release()
                 self._on_credit(message.source)

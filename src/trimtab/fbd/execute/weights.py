@@ -1,4 +1,5 @@
-"""New weights, from backward ranks to forward ranks, with the step that they are for."""
+"""Weights with the step that they are for, from the backward rank of instance 0 to the others of its stage: to all of
+them before the first step, and to forward ranks before every other."""
 
 from __future__ import annotations
 
@@ -7,24 +8,28 @@ from torch import nn
 
 from trimtab.fbd.execute.mail import Mail
 from trimtab.fbd.execute.program import WEIGHTS, Program, label
+from trimtab.fbd.execute.streams import Streams
 from trimtab.fbd.ranks import Role, VirtualRank
-from trimtab.transport.interface import Transport
 from trimtab.transport.labels import MOST_PARTS, MOST_TENSORS
 
 _MOST = MOST_PARTS * MOST_TENSORS
 
 
-def send_weights(transport: Transport, program: Program, rank: VirtualRank, module: nn.Module, step: int) -> None:
-    """Give them to the forward ranks that get theirs from ``rank``, for ``step``. Queued: they travel while the others
-    still work, and nothing writes into them before the backward of ``step``, which needs forwards with them."""
-    parts = _parts(module)
-    for giver, takers in program.layout.weight_groups():
-        if giver != rank:
-            continue
-        for taker in takers:
-            for number, tensors in enumerate(parts):
-                where = label(WEIGHTS, step)._replace(part=number)
-                transport.send(program.placement.process(taker), where, [one.detach() for one in tensors])
+def send_weights(
+    transport: Streams, program: Program, rank: VirtualRank, module: nn.Module, step: int, *, first: bool = False
+) -> None:
+    """Give them, for ``step``, to whoever gets theirs from ``rank``: on the ``first``, other backward ranks do, too.
+    Queued: they travel while the others still work, and nothing writes into them before the backward of ``step``,
+    which needs forwards with them."""
+    if rank.instance != 0:
+        return
+    takers = [one for giver, some in program.layout.weight_groups() if giver == rank for one in some]
+    if first:
+        takers += [rank._replace(instance=one) for one in range(1, program.layout.instances(Role.BACKWARD))]
+    for taker in takers:
+        for number, tensors in enumerate(_parts(module)):
+            where = label(WEIGHTS, step)._replace(part=number)
+            transport.send(program.placement.process(taker), where, [one.detach() for one in tensors])
 
 
 def receive_weights(mail: Mail, program: Program, rank: VirtualRank, module: nn.Module, step: int) -> None:

@@ -8,10 +8,11 @@ from typing import Final
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from trimtab.fbd.split import graph
+from trimtab.fbd.split import attributes, graph
 from trimtab.fbd.split.manifest import Manifest, Node, Slot, Storage
-from trimtab.fbd.split.places import Places
+from trimtab.fbd.split.places import Places, span
 
 ALIGNMENT: Final = 64
 """Bytes: what is cut out of a storage begins at a multiple, so that views of any type fit into it."""
@@ -54,7 +55,9 @@ class Export(saved_tensors_hooks):
         self._versions: list[tuple[torch.Tensor, int]] = []
 
     def _pack(self, tensor: torch.Tensor) -> int:
-        saved = tensor.detach()  # shares storage and version
+        if tensor.layout is not torch.strided or tensor.is_quantized or is_traceable_wrapper_subclass(tensor):
+            raise ValueError(f"the forward saves a {_kind(tensor)} tensor, which cannot be sent; use mode recompute")
+        saved = tensor.detach().resolve_conj().resolve_neg()  # shares storage and version
         self._saved.append(saved)
         if self._places.of(saved) is None:
             self._versions.append((saved, saved._version))
@@ -69,18 +72,23 @@ class Export(saved_tensors_hooks):
         self._versions.clear()
 
     def shipment(self, outputs: Sequence[torch.Tensor]) -> Shipment:
-        """Of the forward that has made ``outputs``. ValueError where tensors were packed by somebody else, too."""
+        """Of the forward that has made ``outputs``. ValueError where something can neither be sent nor compared."""
         nodes = graph.walk(outputs)
         kept: list[Node] = []
         with self._probe:
             for place, node in enumerate(nodes):
-                slots = tuple((path, self._pack(tensor)) for path, tensor in graph.kept_tensors(node))
-                values = graph.kept_values(node, self._probe)
+                slots = tuple((path, self._pack(tensor)) for path, tensor in attributes.tensors(node))
+                values = graph.kept_values(node, self._probe, self._places)
                 if slots or values:
                     kept.append(Node(place, node.name(), slots, values))
         cut = _Cut(self._places, self._saved)
-        manifest = Manifest(cut.slots, cut.storages, tuple(kept), graph.names(nodes))
+        manifest = Manifest(cut.slots, cut.storages, tuple(kept), graph.names(nodes), graph.edges(nodes, self._places))
         return Shipment(manifest, cut.tensors, tuple(self._versions))
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    strided = tensor.layout is torch.strided
+    return type(tensor).__name__ if strided and not tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
 
 
 def _gone(number: int) -> torch.Tensor:
@@ -96,7 +104,7 @@ class _Cut:
         for tensor in saved:
             if places.of(tensor) is None:
                 storage = tensor.untyped_storage().data_ptr()
-                begin, end = _span(tensor)
+                begin, end = span(tensor)
                 order.setdefault(storage, tensor)
                 known = ranges.setdefault(storage, [begin, end])
                 known[0], known[1] = min(known[0], begin), max(known[1], end)
@@ -109,16 +117,6 @@ class _Cut:
         self.slots = tuple(_slot(places, tensor, index, begins) for tensor in saved)
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte in its storage, and the one behind its last."""
-    size = tensor.element_size()
-    begin = int(tensor.storage_offset()) * size
-    if not tensor.numel():
-        return begin, begin
-    last = sum(int((side - 1) * stride) for side, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + (last + 1) * size
-
-
 def _bytes_of(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     storage = tensor.untyped_storage()
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -129,7 +127,7 @@ def _slot(places: Places, tensor: torch.Tensor, index: dict[int, int], begins: d
     about = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()))
     place = places.of(tensor)
     if place is not None:
-        return Slot(*about, *place)
+        return Slot(*about, *place, tensor.device.type)
     storage = tensor.untyped_storage().data_ptr()
     begin = tensor.storage_offset() * tensor.element_size() - begins[storage]
-    return Slot(*about, "shipped", index[storage], begin // tensor.element_size())
+    return Slot(*about, "shipped", index[storage], begin // tensor.element_size(), tensor.device.type)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-_PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
-_OURS: Final = frozenset({"main_grad"})
-"""Attributes of parameters that a node may keep, and that belong to the side it is on."""
-_LONGEST_VALUE: Final = 200
-Path = tuple[str | int, ...]
-"""An attribute's name, then indices and keys into what it holds."""
+from trimtab.fbd.split import attributes
+from trimtab.fbd.split.places import Places
 
 
 def walk(outputs: Sequence[torch.Tensor]) -> list[Any]:
@@ -37,24 +33,48 @@ def names(nodes: Sequence[Any]) -> tuple[str, ...]:
     return tuple(node.name() for node in nodes)
 
 
-def kept_tensors(node: Any) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Tensors that a node of Python keeps as attributes, also within lists, tuples and dictionaries: states of random
-    generators of activation checkpointing, for example. What an object of some other type holds is the side's own."""
-    for name, value in _attributes(node):
-        yield from _within((name,), value)
+def edges(nodes: Sequence[Any], places: Places) -> tuple[str, ...]:
+    """Of each node, where each of its gradients goes: a node of the walk and which of its outputs, or which parameter.
+    Nothing else shows that a value chosen by the data was another output of the same node, or another bias."""
+    numbers = {id(node): number for number, node in enumerate(nodes)}
+    found: list[str] = []
+    for node in nodes:
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            found.append(" ".join(map(str, (places.of(variable) or ("a leaf",))[:2])))
+        else:
+            found.append(
+                ",".join("-" if after is None else f"{numbers[id(after)]}.{at}" for after, at in node.next_functions)
+            )
+    return tuple(found)
 
 
-def _within(path: Path, value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        if not isinstance(value, torch.nn.Parameter):
-            yield path, value
-    elif isinstance(value, (list, tuple)):
-        for number, one in enumerate(value):
-            yield from _within((*path, number), one)
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            if isinstance(key, (str, int)):
-                yield from _within((*path, key), one)
+def has_gradient(dtype: torch.dtype) -> bool:
+    """Whether tensors of that type can have one."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def go_backward(
+    outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None, *, again: bool = False
+) -> None:
+    """Go backwards from ``outputs``.
+
+    Args:
+        gradients: one for each output, None where nobody used it; None in the place of all: the one output is a loss.
+        again: the graph will be gone through again.
+
+    Raises:
+        ValueError: gradients and outputs do not fit each other.
+    """
+    if gradients is None:
+        if len(outputs) != 1 or outputs[0].numel() != 1:
+            raise ValueError("the last stage has to give one scalar, the loss, and nothing else")
+        gradients = [torch.ones_like(outputs[0])]
+    if len(gradients) != len(outputs):
+        raise ValueError(f"{len(gradients)} gradients came for {len(outputs)} outputs of the stage")
+    pairs = [(a, b) for a, b in zip(outputs, gradients, strict=True) if b is not None and a.requires_grad]
+    if pairs:
+        torch.autograd.backward([a for a, _ in pairs], [b for _, b in pairs], retain_graph=again)
 
 
 class Probe:
@@ -78,14 +98,21 @@ class Probe:
         return self._nothing
 
 
-def kept_values(node: Any, probe: Probe) -> tuple[tuple[str, str], ...]:
+def kept_values(node: Any, probe: Probe, places: Places) -> tuple[tuple[str, str], ...]:
     """Plain values that it keeps, written out: they have to be the same on both sides. A number that a tensor was
     divided by is one, so a loss that is divided by a count of this microbatch's tokens shows.
 
     ``probe`` is on. Raises ValueError for saved tensors that somebody else packed: activation checkpointing without
-    reentrance does, and computes them anew from what it holds on its own side. It asks for that time and again.
+    reentrance does, and computes them anew from what it holds on its own side. It asks for that time and again. And for
+    what can neither be sent nor compared.
     """
-    found = [(name, value) for name, value in _attributes(node) if isinstance(value, _PLAIN)]
+    inside = attributes.hidden(node, places)
+    if inside:
+        raise ValueError(
+            f"{node.name()} keeps a tensor within its {inside}, where it cannot be sent: give it to the function as an "
+            "argument, or use mode recompute"
+        )
+    found: list[tuple[str, object]] = []
     fields = _fields(type(node))
     found += [(name, getattr(node, name)) for name in fields.plain]
     for name in fields.saved:
@@ -100,7 +127,7 @@ def kept_values(node: Any, probe: Probe) -> tuple[tuple[str, str], ...]:
             raise ValueError(_foreign(node))
     if len(set(probe.asked)) != len(probe.asked):
         raise ValueError(_foreign(node))
-    return tuple((name, repr(value)[:_LONGEST_VALUE]) for name, value in found)
+    return (*attributes.values(node, places), *((name, attributes.written(value)) for name, value in found))
 
 
 def _foreign(node: Any) -> str:
@@ -126,26 +153,3 @@ def _fields(kind: type) -> _Fields:
     saved = tuple(name for name in named if f"_raw{name}" in known)
     plain = tuple(name for name in named if f"_raw{name}" not in known)
     return _Fields(plain, (*saved, *(("saved_tensors",) if "saved_tensors" in known else ())))
-
-
-def set_tensor(node: Any, path: Path, tensor: torch.Tensor) -> None:
-    """Give a node another tensor in the place of one that :func:`kept_tensors` named."""
-    name = str(path[0])
-    setattr(node, name, _replaced(getattr(node, name), path[1:], tensor))
-
-
-def _replaced(held: Any, path: Path, tensor: torch.Tensor) -> Any:
-    if not path:
-        return tensor
-    first = path[0]
-    if isinstance(held, dict):
-        return held | {first: _replaced(held[first], path[1:], tensor)}
-    parts = list(held)
-    parts[int(first)] = _replaced(parts[int(first)], path[1:], tensor)
-    return type(held)(parts)
-
-
-def _attributes(node: Any) -> list[tuple[str, Any]]:
-    """Of a node that :class:`torch.autograd.Function` made; nodes of C++ have saved tensors only."""
-    kept: dict[str, Any] = getattr(node, "__dict__", {})
-    return [(name, value) for name, value in sorted(kept.items()) if not name.startswith("_") and name not in _OURS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal
 
 Source = Literal["shipped", "parameter", "shared"]
@@ -21,6 +22,8 @@ class Slot:
     """Of the storage, the parameter, or the shared input."""
     offset: int
     """Elements from the begin of what ``index`` names: of a storage, of what is shipped of it."""
+    device: str = "cpu"
+    """Its type. The sides may have different ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Manifest:
     nodes: tuple[Node, ...]
     names: tuple[str, ...] = field(default=())
     """Of all nodes, in the order of the walk."""
+    edges: tuple[str, ...] = field(default=())
+    """Where their gradients go."""
 
     @property
     def bytes(self) -> int:
@@ -70,13 +75,16 @@ class Manifest:
         for place, (a, b) in enumerate(zip(self.names, other.names, strict=True)):
             if a != b:
                 return f"node {place} of the graph is {a} in the forward and {b} here"
+        for place, (a, b) in enumerate(zip(self.edges, other.edges, strict=True)):
+            if a != b:
+                return f"gradients of {self.names[place]} (node {place}) go to {a} in the forward and to {b} here"
         for number, (a, b) in enumerate(zip(self.slots, other.slots, strict=True)):
             if _essence(a) != _essence(b):
                 return f"saved tensor {number} is {_said(a)} in the forward and {_said(b)} here"
-        for a, b in zip(self.nodes, other.nodes, strict=True):
-            if (a.place, a.slots, a.values) != (b.place, b.slots, b.values):
-                here, there = (one.values or one.slots for one in (a, b))
-                return f"{a.name} (node {a.place}) keeps {here} in the forward and {there} here"
+        for a, b in zip_longest(self.nodes, other.nodes):
+            if a != b:
+                name, place = (a.name, a.place) if a else (b.name, b.place)
+                return f"{name} (node {place}) keeps {_kept(a, b)} in the forward and {_kept(b, a)} here"
         return ""
 
     def to_json(self) -> dict[str, Any]:
@@ -96,6 +104,7 @@ class Manifest:
                         one["source"],
                         one["index"],
                         one["offset"],
+                        one["device"],
                     )
                     for one in said["slots"]
                 ),
@@ -110,6 +119,7 @@ class Manifest:
                     for one in said["nodes"]
                 ),
                 tuple(said["names"]),
+                tuple(said["edges"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"manifest: it makes no sense ({type(error).__name__}: {error})") from None
@@ -124,3 +134,11 @@ def _said(slot: Slot) -> str:
     shape = "x".join(map(str, slot.shape)) or "a scalar"
     where = slot.source if slot.source == "shipped" else f"{slot.source} {slot.index}"
     return f"{slot.dtype} {shape} ({where})"
+
+
+def _kept(node: Node | None, other: Node | None) -> str:
+    """What of a node is not as in the other."""
+    if node is None or other is None or node.place != other.place:
+        return "nothing" if node is None else "something"
+    differing = [f"{name} {value}" for name, value in node.values if (name, value) not in other.values]
+    return ", ".join(differing) or f"{len(node.slots)} tensors as {len(node.values)} values"

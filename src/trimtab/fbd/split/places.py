@@ -21,7 +21,7 @@ class Places:
         self.parameters = tuple(parameters)
         self.shared = tuple(shared)
         known: list[tuple[int, int, Source, int]] = [
-            (one.data_ptr(), one.data_ptr() + one.numel() * one.element_size(), source, index)
+            (one.data_ptr(), one.data_ptr() + span(one)[1] - span(one)[0], source, index)
             for source, tensors in self._both()
             for index, one in enumerate(tensors)
             if one.numel()
@@ -35,7 +35,7 @@ class Places:
         yield "shared", self.shared
 
     def of(self, tensor: torch.Tensor) -> Place | None:
-        """Where it lies; None where it is in none of them."""
+        """Where it lies; None where it is in none of them as a whole."""
         if not tensor.numel():
             return None
         pointer = tensor.data_ptr()
@@ -43,10 +43,21 @@ class Places:
         if place < 0:
             return None
         begin, end, source, index = self._known[place]
-        if not pointer < end or self._tensor(source, index).device != tensor.device:
+        first, behind = span(tensor)
+        if pointer + behind - first > end or self._tensor(source, index).device != tensor.device:
             return None
         offset, odd = divmod(pointer - begin, tensor.element_size())
         return None if odd else (source, index, offset)
 
     def _tensor(self, source: str, index: int) -> torch.Tensor:
         return (self.parameters if source == "parameter" else self.shared)[index]
+
+
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte in its storage, and the one behind its last."""
+    size = tensor.element_size()
+    begin = int(tensor.storage_offset()) * size
+    if not tensor.numel():
+        return begin, begin
+    last = sum(int((side - 1) * stride) for side, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * size

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,6 +25,10 @@ class RandomStates:
         """``devices``: indices of CUDA devices. Both sides have the same generators, in the same order."""
         self._devices = tuple(devices)
         self._tracker = tracker
+
+    def covers(self, device: torch.device) -> bool:
+        """Whether what is drawn on ``device`` can be drawn again."""
+        return device.type == "cpu" or (device.type == "cuda" and device.index in self._devices)
 
     def capture(self) -> tuple[torch.Tensor, ...]:
         """As they are now: bytes on the host."""
@@ -54,3 +60,12 @@ class RandomStates:
             yield
         finally:
             self.restore(before)
+
+
+def elsewhere() -> tuple[Any, ...]:
+    """The states of generators that are not PyTorch's: whether they change says whether something was drawn."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    name, keys, *rest = numpy.random.get_state()
+    return (random.getstate(), name, keys.tobytes(), *rest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -17,7 +17,7 @@ from trimtab.fbd.split.export import Shipment
 from trimtab.fbd.split.manifest import Manifest
 from trimtab.fbd.split.recompute import Seed
 from trimtab.transport.errors import WrongMessage
-from trimtab.transport.interface import Label, Message, Transport
+from trimtab.transport.interface import Label, Message
 from trimtab.transport.labels import MOST_PARTS, MOST_TENSORS
 
 MOST_STORAGES: Final = (MOST_PARTS - 1) * MOST_TENSORS
@@ -25,10 +25,16 @@ _KEPT: Final = 8
 """Manifests of a chunk that are remembered: shapes may alternate, and messages overtake each other."""
 
 
+class Sends(Protocol):
+    """What is needed of a transport."""
+
+    def send(self, to: int, label: Label, tensors: Sequence[torch.Tensor]) -> object: ...
+
+
 class Sender:
     """Of one forward instance."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Sends) -> None:
         self._transport = transport
         self._known: dict[tuple[int, int], tuple[int, Manifest]] = {}
         """The last manifest that each peer was sent of each chunk, and how many there were."""
@@ -92,6 +98,7 @@ class _Coming:
     """-1: its head has not come."""
     version: int = 0
     """Of the manifest; 0: there is none."""
+    manifest: Manifest | None = None
     inputs: int = 0
     about: dict[str, Any] = field(default_factory=dict[str, Any])
     found: dict[int, Message] = field(default_factory=dict[int, Message])
@@ -123,12 +130,13 @@ class Receiver:
 
     def _complete(self, key: Key) -> Arrived | None:
         coming = self._coming[key]
-        manifest = self._manifests.get(key[:2], {}).get(coming.version)
-        lacks_manifest = coming.version > 0 and manifest is None
+        if coming.version > 0 and coming.manifest is None:
+            coming.manifest = self._manifests.get(key[:2], {}).get(coming.version)
+        lacks_manifest = coming.version > 0 and coming.manifest is None
         if coming.parts < 0 or len(coming.found) < coming.parts or lacks_manifest:
             return None
         del self._coming[key]
-        return _arrived(key, manifest, coming)
+        return _arrived(key, coming.manifest, coming)
 
     def _head(self, message: Message, coming: _Coming) -> None:
         said = _said(message)
@@ -139,7 +147,7 @@ class Receiver:
         coming.inputs, coming.about = int(said.get("inputs") or 0), dict(said.get("about") or {})
         if said.get("manifest") is not None:
             known = self._manifests.setdefault((message.source, message.label.chunk), {})
-            known[version] = Manifest.from_json(said["manifest"])
+            known[version] = coming.manifest = Manifest.from_json(said["manifest"])
             for old in sorted(known)[:-_KEPT]:
                 del known[old]
         message.release()

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trimtab.fbd.split import graph
+from trimtab.fbd.split import attributes, graph
 from trimtab.fbd.split.export import Export, Shipment
 from trimtab.fbd.split.manifest import Manifest, Slot
 from trimtab.fbd.split.places import Places
+from trimtab.fbd.split.watching import Watch
 
 Forward = Callable[[], tuple[torch.Tensor, ...]]
 """A forward pass with inputs of the right shapes, whatever is in them; its outputs."""
@@ -30,25 +31,30 @@ class Skeleton:
             places: this side's parameters and shared inputs, in the order of the other side's.
 
         Raises:
-            ValueError: something else packs tensors in ``forward``, so that they cannot be had.
+            ValueError: ``forward`` keeps something that can neither be sent nor compared.
         """
         self._inputs = tuple(inputs)
         self._places = places
         self._current: tuple[torch.Tensor, ...] | None = None
+        watch = Watch(places)
         recorder = Export(places, self._saved)
         devices = sorted({one.device.index for one in (*inputs, *places.parameters) if one.device.type == "cuda"})
-        with torch.random.fork_rng(devices), recorder, torch.enable_grad():
+        with torch.random.fork_rng(devices), recorder, torch.enable_grad(), watch():
             outputs = forward()
-        self._outputs = tuple(one for one in outputs if one.requires_grad)
-        self.manifest = recorder.shipment(self._outputs).manifest
+        self._outputs = tuple(outputs)
+        self.manifest = recorder.shipment(tuple(one for one in outputs if one.requires_grad)).manifest
+        watch.check(self.manifest.names)
         recorder.forget()  # the tensors of this run
         self._nodes = graph.walk(self._outputs)
+        self._homes = {slot.index: slot.device for slot in self.manifest.slots if slot.source == "shipped"}
+        self._put([torch.empty(0)] * len(self.manifest.slots))
+        self._kept = [attributes.Kept(node) for node in self._nodes if getattr(node, "__dict__", None)]
 
     def backward(
         self,
         manifest: Manifest,
         tensors: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor | None],
+        gradients: Sequence[torch.Tensor | None] | None,
         shared: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor | None, ...]:
         """Go backwards for a microbatch: gradients are accumulated into the parameters, by the usual hooks.
@@ -56,7 +62,7 @@ class Skeleton:
         Args:
             manifest: of the forward.
             tensors: what was shipped (uint8, one dimension).
-            gradients: of each output that has one; None: 1, for a scalar.
+            gradients: of each output, None where nobody used it; None in the place of all: the one output is a loss.
             shared: this microbatch's inputs that both sides have, in the order of ``places``; None: those given there.
 
         Returns:
@@ -70,17 +76,33 @@ class Skeleton:
             raise ValueError(f"the forward does not fit this side's graph: {different}")
         self._check(manifest, tensors)
         there = self._places.shared if shared is None else tuple(shared)
-        self._current = tuple(self._view(slot, tensors, there) for slot in manifest.slots)
-        for node in manifest.nodes:
-            for path, slot in node.slots:
-                graph.set_tensor(self._nodes[node.place], path, self._current[slot])
+        at_home = [self._at_home(number, one) for number, one in enumerate(tensors)]
+        self._current = tuple(self._view(slot, at_home, there) for slot in manifest.slots)
         for one in self._inputs:
             one.grad = None
         try:
-            torch.autograd.backward(self._outputs, list(gradients), retain_graph=True)
+            self._put(self._current)
+            graph.go_backward(self._outputs, gradients, again=True)
         finally:
             self._current = None
-        return tuple(one.grad for one in self._inputs)
+            for one in self._kept:
+                one.restore()
+        found = tuple(one.grad for one in self._inputs)
+        for one in self._inputs:
+            one.grad = None
+        return found
+
+    def _put(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give nodes what they keep as attributes."""
+        for node in self.manifest.nodes:
+            for path, slot in node.slots:
+                attributes.put(self._nodes[node.place], path, tensors[slot])
+
+    def _at_home(self, number: int, storage: torch.Tensor) -> torch.Tensor:
+        """Where this side had what lies in it: a transport puts everything on one device, and states of generators, for
+        example, have to be on the host."""
+        home = self._homes.get(number, storage.device.type)
+        return storage if storage.device.type == home else storage.to(home)
 
     def _check(self, manifest: Manifest, tensors: Sequence[torch.Tensor]) -> None:
         sizes = [one.bytes for one in manifest.storages]

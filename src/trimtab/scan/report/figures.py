@@ -146,18 +146,20 @@ def _segments(category: Category, segments: Sequence[Segment]) -> dict[str, Any]
 
 
 def lost(plots: ReportPlots) -> Figure | None:
-    """What each rank costs the job, beside what it waits for others."""
+    """How much longer than its peers each rank holds up the job, beside all that it waits for others."""
     if not any(value > 0 for value in (*plots.lost_by_rank.values(), *plots.waited_by_rank.values())):
         return None
     every = sorted(plots.lost_by_rank.keys() | plots.waited_by_rank.keys())
     costs = np.array([plots.lost_by_rank.get(rank, 0.0) for rank in every])
     ranks = [every[row] for row in _worst_rows(costs, _MOST_BARS)]
-    traces = [_bars("costs the job", "var(--slower)", ranks, plots.lost_by_rank, 1e3, "ms a step")]
+    traces = [_bars("excess on the critical path", "var(--slower)", ranks, plots.lost_by_rank, 1e3, "ms a step")]
     if plots.waited_by_rank:
-        traces.append(_bars("waits for others", "var(--wait)", ranks, plots.waited_by_rank, 1e3, "ms a step"))
+        traces.append(_bars("waiting, all of it", "var(--wait)", ranks, plots.waited_by_rank, 1e3, "ms a step"))
     caption = (
-        "Red is what a rank costs the whole job: seconds on the critical path that its peers do not need. Amber is "
-        "what it waits for others. A rank with much amber and no red is a victim, however late it looks."
+        "Red is time on the critical path that a rank's peers do not need. Without it other work comes to be critical, "
+        "so that a step gains less: what a replay gains is with the finding. Amber is all waiting, for whatever reason; "
+        "what of it a finding causes is with its victims. A rank with much amber and no red is a victim, however late "
+        "it looks."
     )
     caption += _left_out(len(ranks), len(every), "ranks that cost most")
     layout = {

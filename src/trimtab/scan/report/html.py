@@ -165,7 +165,7 @@ def _victims(report: Report) -> str:
     return _table(
         "Victims",
         note + (f" {left:,} more ranks are in report.json." if left else ""),
-        ("ranks", "wait for", "wait a step"),
+        ("ranks", "wait for", "and so long a step"),
         (
             (wording.rank_list(group.ranks, 32), wording.rank_list(group.waits_for), group.waits)
             for group in groups[:_MOST_VICTIMS]

@@ -359,9 +359,13 @@ class Collector:
                     self._call(callback, received)
 
     def _note_ranks(self) -> None:
+        """Of which ranks it is a recording. They learn where they stand when their models are built: while some know and
+        others do not, it is waited for the others."""
         recorder, ranks = self._recorder, self._snapshot()
-        if recorder is not None and ranks.complete:
-            places = {str(rank): beat.coordinates for rank, beat in ranks.beats.items()}
+        if recorder is None or not ranks.complete:
+            return
+        places = {str(rank): beat.coordinates for rank, beat in ranks.beats.items()}
+        if all(places.values()) or not any(places.values()):
             recorder.note("ranks", {"world_size": ranks.world_size, "ranks": places})
 
     def _notice(self, notice: Notice) -> None:
@@ -396,7 +400,7 @@ class Collector:
                 self._ask_state(rank)
             elif change.kind == "restarted" and self._connection.leads:
                 self._executor.submit(self._director.restarted, rank)
-            if change.kind != "came":
+            if change.kind not in ("came", "placed"):
                 text = {"left": "has left", "restarted": "has started again", "back": "is back"}[change.kind]
                 self._notice(Notice("rank", f"rank {rank} {text}", unix_ns=time.time_ns(), details={"rank": rank}))
         with self._noticed:

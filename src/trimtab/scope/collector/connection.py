@@ -17,6 +17,7 @@ from trimtab.config import ControlConfig
 from trimtab.control.client import Client, Offer
 from trimtab.control.endpoint import Complaints
 from trimtab.control.opening import OpenHub, find_hub, limits_of, open_hub, read_offer
+from trimtab.run_directory import check_directory
 from trimtab.scope.messages import COLLECTOR
 
 FOLDER: Final = "scope"
@@ -30,8 +31,7 @@ _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 def scope_folder(run_directory: Path) -> Path:
     """RUN_DIR/scope, made where it is missing; ValueError, in one line, where there is no RUN_DIR or it cannot be."""
-    if not run_directory.is_dir():
-        raise ValueError(f"{run_directory}: no such directory; give record.dir of the job")
+    check_directory(run_directory, "give record.dir of the job")
     folder = run_directory / FOLDER
     try:
         folder.mkdir(exist_ok=True)

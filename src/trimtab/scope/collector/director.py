@@ -174,6 +174,8 @@ class Director:
     def revert(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Asks for it: the change, whose notices of kind ``reverted`` say what became of it, and the ranks."""
         wish = self._known(name, "perturbation")
+        if wish.reverted:
+            raise ValueError(f"{name} is put back already, on all its ranks")
         change = self._change()
         agreed = self._agree(change, "revert", {"id": name}, self._present(wish), _ENDING)
         wish.ended = True

@@ -17,14 +17,23 @@ _MOST_BYTES: Final = 64 << 20
 
 
 def has_ended(run_directory: Path) -> bool:
-    """Does the file that was written last say that its rank has ended in order? False where that is not known: a job
-    that was killed, or does not record there."""
+    """Does the file that was written last say that its rank has ended in order, or was no job there but a text that
+    ``trimtab scope generate`` has recorded? False where that is not known: a job that was killed, or does not record
+    there."""
     try:
         files = [Path(entry.path) for entry in os.scandir(run_directory) if entry.name.endswith(FILE_SUFFIX)]
         last = max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
-        return last is not None and _has_end(last) and _is_last(last)
+        return _is_text(run_directory) if last is None else _has_end(last) and _is_last(last)
     except (OSError, ValueError, EOFError, MemoryError, RecursionError):  # damaged: nothing is known
         return False
+
+
+def _is_text(run_directory: Path) -> bool:
+    """Of its recordings the newest one."""
+    from trimtab.scope.recording.reader import open_recordings
+
+    recordings = open_recordings(run_directory)
+    return bool(recordings) and bool(recordings[-1].notes("generate"))
 
 
 def _has_end(path: Path) -> bool:

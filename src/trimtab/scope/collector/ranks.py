@@ -81,7 +81,8 @@ class Beat:
 class Change:
     """Of who is there."""
 
-    kind: Literal["came", "restarted", "left", "back"]
+    kind: Literal["came", "restarted", "left", "back", "placed"]
+    """``placed``: it has come to know where it stands in the parallel layout."""
     rank: int
 
 
@@ -113,7 +114,9 @@ class Ranks:
             return [Change("came", beat.rank)]
         if before.beat.started != beat.started:
             return [Change("restarted", beat.rank)]
-        return [Change("back", beat.rank)] if before.gone and not seen.gone else []
+        if before.gone and not seen.gone:
+            return [Change("back", beat.rank)]
+        return [Change("placed", beat.rank)] if before.beat.coordinates != beat.coordinates else []
 
     def silent(self, now: float) -> list[int]:
         """Ranks to ask whether they are there; each once, until it is heard again."""

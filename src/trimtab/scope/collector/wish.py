@@ -39,6 +39,11 @@ class Wish:
         return self.revertible or any(map(is_stored, (*self.matched, str(self.body.get("pattern", "")))))
 
     @property
+    def reverted(self) -> bool:
+        """Has every rank put it back?"""
+        return bool(self.ranks) and all(self.states.get(rank) == "reverted" for rank in self.ranks)
+
+    @property
     def state(self) -> WishState:
         """``paused`` or ``failed`` where it is so on any rank; ``states`` says where, and why."""
         if self.ended:

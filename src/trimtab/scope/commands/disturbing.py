@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from trimtab.output import talk
+from trimtab.run_directory import check_directory
 from trimtab.scope.commands import kinds
 from trimtab.scope.commands.common import (
     WAIT_SECONDS,
@@ -148,8 +149,7 @@ def audit(
     from trimtab.scope.collector.audit import read_audit
 
     as_json = wants_json(json)
-    if not run_directory.is_dir():
-        raise ValueError(f"{run_directory}: no such directory; give record.dir of the job")
+    check_directory(run_directory, "give record.dir of the job")
     entries = [
         entry for entry in read_audit(run_directory / "scope") if name is None or entry.get("perturbation") == name
     ]
@@ -195,7 +195,8 @@ def _elements(touched: dict[str, Any]) -> str:
     count = touched["elements"]
     if count is None:
         return f"? elements of {touched['tap']} (how large it is has not been seen yet)"
-    return f"{count} element{'s' * (count != 1)} of {touched['tap']} ({touched['dtype'] or 'type not known yet'})"
+    most = "at most " * bool(touched.get("at_most"))  # a collector of a version before does not say
+    return f"{most}{count} element{'s' * (count != 1)} of {touched['tap']} ({touched['dtype'] or 'type not known yet'})"
 
 
 class _Followed:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from trimtab.output import talk
+from trimtab.run_directory import check_directory
 from trimtab.scope.commands.common import ConfigFile, RunDirectory, Settings
 from trimtab.scope.commands.serve import (
     ANY_PORT,
@@ -78,6 +80,8 @@ def open_run(
         return
     from trimtab.scope.server.serve import Options
 
+    if recording is not None:
+        _check_recording(directories, recording)
     options = Options(
         tuple(directories),
         bind,
@@ -91,6 +95,16 @@ def open_run(
     run(options, config_file, settings, show)
 
 
+def _check_recording(directories: Sequence[Path], name: str) -> None:
+    from trimtab.scope.server.answers import Problem
+    from trimtab.scope.server.runs import Runs
+
+    try:
+        Runs(directories, live=directories[0]).get(name, readable=False)
+    except Problem as problem:
+        raise ValueError(f"--run {name}: {problem.text}") from None
+
+
 def close_run(run_directory: RunDirectory) -> None:
     """End the server of a run, whoever started it."""
     from trimtab.scope.server import visiting
@@ -100,6 +114,5 @@ def close_run(run_directory: RunDirectory) -> None:
 
 
 def _there(directory: Path) -> Path:
-    if not directory.is_dir():
-        raise ValueError(f"{directory}: no such directory; give record.dir of a job")
+    check_directory(directory, "give record.dir of a job")
     return directory

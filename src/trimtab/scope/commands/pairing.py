@@ -112,7 +112,12 @@ def compare(
     from trimtab.scope.recording.reader import open_recording
 
     recordings = [open_recording(path) for path in (clean, disturbed)]
-    _show(compare_frames(*(recording.frames(tap) for recording in recordings), tolerance=tolerance), json)
+    try:
+        result = compare_frames(*(recording.frames(tap) for recording in recordings), tolerance=tolerance)
+    except ValueError as error:
+        names = " and ".join(recording.name for recording in recordings)
+        raise ValueError(f"{error} ({names}; a file *.ttscope says which recording is meant)") from None
+    _show(result, json)
 
 
 def _comparable(scope: Collector, pattern: str) -> None:

@@ -21,8 +21,9 @@ class Touched:
     shape: tuple[int, ...] | None
     dtype: str
     elements: int | None
-    """Disturbed at each moment, on this rank; of drawn ones as many as are to be expected. None: the shape is not
-    known yet."""
+    """Disturbed at each moment, on this rank. None: the shape is not known yet."""
+    at_most: bool = False
+    """It holds a part of the tensor: the elements are those of the whole one, and may be another rank's."""
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,16 +58,18 @@ def preview(perturbation: Perturbation, taps: Sequence[Tap]) -> list[Touched]:
 def _touched(perturbation: Perturbation, tap: Tap) -> Touched:
     part: dict[str, Any] = perturbation.parameters.get("part") or {}
     elements: int | None = None
+    shards = math.prod(count for _, _, count in tap.shard)
+    counted = "indices" in part or "elements" in part
     if tap.shape is not None:
         here = math.prod(tap.shape)
-        shards = math.prod(count for _, _, count in tap.shard)
-        if "indices" in part or "elements" in part:
+        if counted:
             there = [index for index in part.get("indices", ()) if index < here * shards]
-            wanted = len(there) if "indices" in part else min(int(part["elements"]), here * shards)
-            elements = max(min(wanted, 1), round(wanted / shards))
+            wanted = len(there) if "indices" in part else int(part["elements"])
+            elements = min(wanted, here)
         else:
             elements = round(_share(part, tap) * here)
-    return Touched(tap.name, tap.kind, tap.shape, tap.dtype, elements, _note(perturbation, tap))
+    at_most = counted and shards > 1
+    return Touched(tap.name, tap.kind, tap.shape, tap.dtype, elements, at_most, _note(perturbation, tap))
 
 
 def _share(part: dict[str, Any], tap: Tap) -> float:

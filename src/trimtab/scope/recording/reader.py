@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.run_directory import check_directory
 from trimtab.scope.frame import Frame, Header, Packed, read_header, unpack
 from trimtab.scope.names import Pattern, Shard, order
 from trimtab.scope.recording.chunk import Chunk, blocks_between
@@ -314,8 +315,7 @@ def open_recordings(run_directory: Path) -> list[Recording]:
     """Those of a run, oldest first; ValueError, in one line, where there is no such directory, or where there are
     recordings and none can be read."""
     folder = run_directory if run_directory.name == FOLDER else run_directory / FOLDER
-    if not run_directory.is_dir():
-        raise ValueError(f"{run_directory}: no such directory; give record.dir of the job")
+    check_directory(run_directory, "give record.dir of the job")
     by_name: dict[str, list[Path]] = {}
     for path in _files(folder):
         by_name.setdefault(_name(path), []).append(path)

@@ -26,8 +26,8 @@ class AddressBook:
         secret = {"token": link, "link": f"{url}?token={link}"} | ({} if control is None else {"control": control})
         self._folder.mkdir(exist_ok=True)
         self._written = True
-        _replace(self._folder / TOKENS, {**about, **secret}, 0o600)
-        _replace(self._folder / SERVER, about, 0o644)
+        replace_file(self._folder / TOKENS, {**about, **secret}, 0o600)
+        replace_file(self._folder / SERVER, about, 0o644)
 
     def remove(self) -> None:
         """Take them away, unless another server has replaced them."""
@@ -40,7 +40,7 @@ class AddressBook:
                     path.unlink()
 
 
-def _replace(path: Path, value: dict[str, Any], mode: int) -> None:
+def replace_file(path: Path, value: dict[str, Any], mode: int) -> None:
     """All or nothing, and never readable for more than ``mode`` says, not even for a moment."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)

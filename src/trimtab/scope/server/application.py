@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
@@ -89,9 +90,12 @@ class Application:
     def _work(self, endpoint: Endpoint, call: Call) -> Response:
         """On a thread; encoding the answer is part of the work."""
         try:
-            return respond(endpoint.handler(self.service, call), endpoint.status)
+            response = respond(endpoint.handler(self.service, call), endpoint.status)
         except ValueError as error:  # bad input, or a job that refuses; anything else is a fault of ours
             raise Problem(400 if endpoint.method == "GET" else 409, str(error)) from None
+        if call.more_in_seconds:
+            response.headers["Retry-After"] = str(math.ceil(call.more_in_seconds))
+        return response
 
     async def _live(self, websocket: WebSocket) -> None:
         await live(websocket, self.service)

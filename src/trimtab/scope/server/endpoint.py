@@ -57,7 +57,7 @@ class Parameter:
         return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One request, read."""
 
@@ -65,6 +65,8 @@ class Call:
     values: Mapping[str, Any]
     """Of the parameters."""
     body: Any = None
+    more_in_seconds: float = 0.0
+    """Set by who answers: after so long the same request will have more to its answer; 0: that is not known."""
 
     def text(self, name: str) -> str:
         """A text parameter, empty where it was not given."""

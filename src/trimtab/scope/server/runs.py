@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from trimtab.run_directory import check_directory
 from trimtab.scope.collector.audit import read_audit
 from trimtab.scope.recording.format import SUFFIX
 from trimtab.scope.recording.reader import FOLDER, Recording
@@ -32,6 +33,11 @@ _NOTHING: Final = "nothing is recorded there yet"
 _ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
+def file_part(text: str) -> str:
+    """A text, fit to be a part of a file's name."""
+    return _ODD.sub("_", text)[:100]
+
+
 class Run:
     """One recording, or a run directory that holds none yet."""
 
@@ -51,13 +57,14 @@ class Run:
     @property
     def file_name(self) -> str:
         """Its name, fit for a file's."""
-        return _ODD.sub("_", self.name)[:100]
+        return file_part(self.name)
 
     def about(self, live: bool) -> dict[str, Any]:
         """What it is of, and what is wrong with it."""
         found: dict[str, Any] = {
             "name": self.name,
             "directory": self.directory.name,
+            "path": str(self.directory.parent if self.directory.name == FOLDER else self.directory),
             "live": live,
             "recorded": self.error != _NOTHING,
             "report": is_inside(self.directory, REPORT),
@@ -121,8 +128,7 @@ class Runs:
     ) -> None:
         """``live``: the one that a job records into. ValueError, in one line, for what is no directory."""
         for directory in directories:
-            if not directory.is_dir():
-                raise ValueError(f"{directory}: no such directory; give record.dir of a job, or where recordings lie")
+            check_directory(directory, "give record.dir of a job, or where recordings lie")
         self._directories = {name: path.resolve() for name, path in _named(directories)}
         self._live = None if live is None else live.resolve()
         self._clock = clock

@@ -24,6 +24,7 @@ from trimtab.scope.recording.reader import FOLDER
 from trimtab.scope.server.address_book import TOKENS, AddressBook
 from trimtab.scope.server.application import Application
 from trimtab.scope.server.limits import Limits
+from trimtab.scope.server.memory import Memory
 from trimtab.scope.server.runs import Runs
 from trimtab.scope.server.service import CLOSE_SECONDS, Service
 from trimtab.scope.server.sockets import CuttableWebSocket, listen
@@ -88,6 +89,7 @@ def serve(
             allow_perturb=door.perturb,
             record=options.record,
             renewed=door.publish,
+            memory=Memory(options.directories[0] / FOLDER),
         )
         # A job that ends waits for its server, but not for long.
         stack.callback(service.close, _PARENT_CLOSE_SECONDS if options.parent_pipe else CLOSE_SECONDS)

@@ -13,8 +13,10 @@ from typing import Any, Final
 from trimtab import __version__
 from trimtab.scope.collector.interface import Notice, Scope
 from trimtab.scope.server.answers import Problem
+from trimtab.scope.server.arrival import Standing
 from trimtab.scope.server.hub import Hub, Told
 from trimtab.scope.server.limits import Limits, Seconds
+from trimtab.scope.server.memory import Memory
 from trimtab.scope.server.runs import Run, Runs
 from trimtab.scope.server.tokens import Session, Tokens
 from trimtab.scope.server.watching import Watching
@@ -26,6 +28,8 @@ CLOSE_SECONDS: Final = 5.0
 """For the end of what was asked for over a server that ends itself."""
 _PENDING: Final = "pending "
 """A place that is held while the ranks agree."""
+_GONE: Final = ""
+"""Session of what an earlier server had asked for."""
 _MOST_RANKS_SHOWN: Final = 64
 """Of more, their beats are asked for (``/status``), and not told to everybody each second."""
 
@@ -52,10 +56,11 @@ class Service:
         allow_perturb: bool = False,
         record: bool = False,
         renewed: Callable[[], None] = lambda: None,
+        memory: Memory | None = None,
         clock: Seconds = time.monotonic,
     ) -> None:
         """``scope``: the collector of a job; None: there are recordings only. ``renewed`` is called when there is a
-        new link. ``record``: what a job sends, from when there is one."""
+        new link. ``record``: what a job sends, from when there is one. ``memory``: of subscriptions, beyond a kill."""
         self.limits = limits or Limits()
         self.tokens = tokens or Tokens(sessions=self.limits.sessions, clock=clock)
         self.runs = runs
@@ -70,12 +75,16 @@ class Service:
         self._stop_recording: Callable[[], None] | None = None
         self.watching: Watching | None = None
         self._clock = clock
-        self._seen = clock()
+        self._began = self._seen = clock()
+        self._memory = memory
         self._lock = threading.Lock()
-        self._wishes: dict[str, Wish] = {}
+        left = () if memory is None or scope is None else memory.read()
+        self._wishes: dict[str, Wish] = {name: Wish(_GONE, keep=False) for name in left}
         self._sessions: dict[str, Session] = {}
         """Those that have wishes or sockets, by name."""
         self._shown: dict[str, Any] = {}
+        self._shown_before: dict[str, Any] = {}
+        """A second earlier: what a rank had sent when it said so is recorded now."""
 
     # --- the job
 
@@ -106,6 +115,7 @@ class Service:
     def refresh(self) -> None:
         """Look how the job stands, and tell all WebSockets; on a thread, about once a second."""
         made = set(self._wishes)
+        self._shown_before = self._shown
         self._shown = self._look()
         if not self._shown["error"] and self._shown.get("settled", True):  # a new collector has to learn of them first
             self._forget(made - set(self._shown.get("subscriptions", {})))
@@ -184,6 +194,14 @@ class Service:
                 found[int(rank)] = about.get("coordinates") or found.get(int(rank), {})
         return found
 
+    def standing(self, run: Run) -> Standing | None:
+        """How far the ranks are that record a run; None: nothing more is recorded of it."""
+        if self._shown.get("state") not in ("live", AWAY) or not self.runs.is_live(run):
+            return None
+        shown = self._shown_before
+        steps = {int(rank): int(about["step"]) for rank, about in shown.get("ranks", {}).items()}
+        return Standing(steps, float(shown.get("seconds_per_step") or 0.0), time.time_ns())
+
     # --- wishes
 
     def subscribe(self, session: Session, subscription: Subscription, *, keep: bool) -> str:
@@ -205,6 +223,7 @@ class Service:
                 wish = self._wishes.pop(place)
         with self._lock:
             self._wishes[found] = wish
+            self._remember()
         return found
 
     def unsubscribe(self, subscription: str) -> None:
@@ -212,6 +231,13 @@ class Service:
         self.job().unsubscribe(subscription)
         with self._lock:
             self._wishes.pop(subscription, None)
+            self._remember()
+
+    def _remember(self) -> None:
+        """Behind the lock: what is to end if this server does not live to end it."""
+        if self._memory is not None:
+            passing = (name for name, wish in self._wishes.items() if not (wish.keep or name.startswith(_PENDING)))
+            self._memory.write(passing)
 
     def _forget(self, names: set[str]) -> None:
         """The job does not know them any more."""
@@ -219,6 +245,7 @@ class Service:
             for name in names:
                 if not name.startswith(_PENDING):
                     self._wishes.pop(name, None)
+            self._remember()
 
     def wish(self, subscription: str) -> Wish | None:
         """Who made a subscription; None: not over this server."""
@@ -233,7 +260,9 @@ class Service:
                 for name, session in self._sessions.items()
                 if not session.sockets and now - session.seen >= self.limits.abandoned_seconds
             }
-            for name in gone:
+            if now - self._began >= self.limits.abandoned_seconds:
+                gone.add(_GONE)
+            for name in gone & self._sessions.keys():
                 if not any(wish.session == name for wish in self._wishes.values()):
                     del self._sessions[name]
             return [

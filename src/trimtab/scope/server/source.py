@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from trimtab.scope.frame import Frame
-from trimtab.scope.recording.reader import Recording
+from trimtab.scope.frame import Frame, Header
+from trimtab.scope.recording.reader import Batch, Recording
 from trimtab.scope.recording.series import series
+from trimtab.scope.server.arrival import NOTHING, Newest, Standing, complete_until, newest
 from trimtab.scope.server.limits import Seconds
 from trimtab.scope.server.reduce import Floats, Integers, Merged, merge_by, nothing
 
@@ -70,6 +71,31 @@ class Source:
             if len(self._steps) > _MOST_LISTS:
                 self._steps.popitem(last=False)
         return steps
+
+    def newest(self, tap: str, what: str, standing: Standing | None) -> Newest:
+        """The last step of a tensor, or of those of a pattern, that is to be shown. ``standing``: of the job that
+        records it; None: nothing more comes."""
+        steps = self.steps(tap, what)
+        if not len(steps):
+            return NOTHING
+        found = newest(*self._sent_since(tap, what, int(steps[-_SETTLING:][0])), standing)
+        return found._replace(early=found.early and len(steps) <= _SETTLING)
+
+    def complete_until(self, tap: str, standing: Standing | None) -> int:
+        """The last step of which all statistics of a tensor have come; -1: there is none."""
+        steps = self.steps(tap, "statistics")
+        if not len(steps):
+            return -1
+        begin = int(steps[-_SETTLING:][0])
+        found = complete_until(*self._sent_since(tap, "statistics", begin), standing)
+        return begin - 1 if found is None else found
+
+    def _sent_since(self, tap: str, what: str, begin: int) -> tuple[list[Batch], list[Header], list[int]]:
+        recording = self._recording
+        kinds = STATISTICS_OF if what == "statistics" else (what,)
+        chosen = [recording.chosen(tap, kind) for kind in kinds]
+        batches = [batch for one in chosen for batch in recording.batches(one, begin)]
+        return batches, recording.streams, np.concatenate(chosen).tolist()
 
     def taps(self) -> dict[str, dict[str, Any]]:
         """By name, in the order of the model's computation: kinds of frames, ranks, and what is said of the tensor."""

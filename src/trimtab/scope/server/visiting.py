@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from trimtab.run_directory import check_directory
 from trimtab.scope.recording.format import SUFFIX
 from trimtab.scope.recording.reader import FOLDER
 from trimtab.scope.server.address_book import TOKENS
@@ -55,8 +56,7 @@ def with_query(link: str, query: Mapping[str, str]) -> str:
 
 def check_run(directory: Path) -> None:
     """ValueError, in one line, where there is nothing to be shown."""
-    if not directory.is_dir():
-        raise ValueError(f"{directory}: no such directory; give record.dir of a job, or where recordings lie")
+    check_directory(directory, "give record.dir of a job, or where recordings lie")
     if not any(next(directory.glob(pattern), None) for pattern in _OF_A_RUN):
         raise ValueError(
             f"{directory}: nothing is recorded there; give record.dir of a job that runs or has run "

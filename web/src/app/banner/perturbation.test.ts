@@ -23,6 +23,15 @@ describe('how a perturbation stands', () => {
     expect(standingOf('p-1', { ...FLIP, ended: true }, 41).phase).toBe('over')
   })
 
+  it('is put back once all its ranks have done so', () => {
+    const after = (states: object) => standingOf('p-1', { ...FLIP, ended: true, stored: true, states }, 41)
+    expect([after({ 0: 'reverted', 1: 'reverted' }).reverted, after({ 0: 'reverted' }).reverted]).toEqual([
+      true,
+      false,
+    ])
+    expect(leftText(after({ 0: 'reverted', 1: 'reverted' }))).toBe('over, and put back')
+  })
+
   it('has steps of its own where they were said', () => {
     const standing = standingOf('p-1', { ...FLIP, first: 60, last: 61 }, 50)
     expect([standing.first, standing.last, standing.steps]).toEqual([60, 61, 10])

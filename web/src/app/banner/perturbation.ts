@@ -18,6 +18,8 @@ export interface Standing {
   states: Record<string, string>
   /** Something is stored that can be put back. */
   stored: boolean
+  /** All ranks have put it back. */
+  reverted: boolean
   probability: number
 }
 
@@ -31,6 +33,10 @@ export function standingOf(id: string, about: Fields, step: number): Standing {
   const last = said < 0 ? agreed + Number(about['last'] ?? 0) : Number(about['last'] ?? first)
   const ended = about['ended'] === true || about['state'] === 'ended'
   const phase = ended || step > last ? 'over' : step < first ? 'coming' : 'active'
+  const ranks = arrayOf(about['ranks']).map(Number)
+  const states = Object.fromEntries(
+    Object.entries(objectOf(about['states'])).map(([rank, why]) => [rank, String(why)]),
+  )
   return {
     id,
     text: describe(about),
@@ -40,11 +46,10 @@ export function standingOf(id: string, about: Fields, step: number): Standing {
     last,
     phase,
     steps: phase === 'coming' ? first - step : phase === 'active' ? last - step + 1 : 0,
-    ranks: arrayOf(about['ranks']).map(Number),
-    states: Object.fromEntries(
-      Object.entries(objectOf(about['states'])).map(([rank, why]) => [rank, String(why)]),
-    ),
+    ranks,
+    states,
     stored: about['stored'] === true,
+    reverted: ranks.length > 0 && ranks.every((rank) => states[rank] === 'reverted'),
     probability: Number(about['probability'] ?? 1),
   }
 }
@@ -65,7 +70,8 @@ export function stepsText(first: number, last: number): string {
 export function leftText(standing: Standing): string {
   const steps = `${standing.steps} step${standing.steps === 1 ? '' : 's'}`
   if (standing.phase === 'coming') return `begins in ${steps}, at step ${standing.first}`
-  return standing.phase === 'active' ? `${steps} left, until step ${standing.last}` : 'over'
+  if (standing.phase === 'active') return `${steps} left, until step ${standing.last}`
+  return standing.reverted ? 'over, and put back' : 'over'
 }
 
 /** What a perturbation does, in a line, as the audit log words it. */

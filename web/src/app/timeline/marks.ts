@@ -78,12 +78,16 @@ function finding(about: Json): Mark[] {
   const step = whole(about['onset'])
   if (step === null) return []
   const ranks = Array.isArray(about['ranks']) ? about['ranks'].map(Number).filter(Number.isFinite) : []
-  const where = ranks.length
-    ? ` of rank ${ranks.slice(0, 8).join(', ')}${ranks.length > 8 ? ', ...' : ''}`
-    : ''
-  return [
-    { kind: 'finding', step, last: step, text: `${text(about['kind']).replaceAll('_', ' ')}${where} begins` },
-  ]
+  const kind = text(about['kind']).replaceAll('_', ' ')
+  return [{ kind: 'finding', step, last: step, text: `${onRanks(kind, ranks)} begins` }]
+}
+
+/** `slow rank 3`, `slow link, ranks 2, 3`. */
+function onRanks(kind: string, ranks: readonly number[]): string {
+  if (!ranks.length) return kind
+  const listed = `${ranks.slice(0, 8).join(', ')}${ranks.length > 8 ? ', ...' : ''}`
+  if (kind.endsWith(' rank')) return `${kind}${ranks.length > 1 ? 's' : ''} ${listed}`
+  return `${kind}, rank${ranks.length > 1 ? 's' : ''} ${listed}`
 }
 
 /** Of what several ranks say at a step, once. */

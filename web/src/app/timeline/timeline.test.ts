@@ -105,7 +105,7 @@ describe('marks', () => {
   it('say what happened when, in order', () => {
     const found = marksOf(happened, { first: 0, last: 100 })
     expect(found.map((mark) => [mark.kind, mark.step, mark.last, mark.text])).toEqual([
-      ['finding', 8, 8, 'slow rank of rank 3 begins'],
+      ['finding', 8, 8, 'slow rank 3 begins'],
       ['perturbation', 20, 22, 'flips a bit'],
       ['notice', 25, 25, 'error: full'],
       ['perturbation', 30, 30, 'zero'],

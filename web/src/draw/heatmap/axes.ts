@@ -16,6 +16,8 @@ export interface Axis {
   readonly count: number
   label(index: number): string
   readonly title: string
+  /** What it counts, where that is not its places: the label of a round one is shown. */
+  number?(index: number): number | null
 }
 
 export interface LabelledTick extends Tick {
@@ -50,7 +52,7 @@ export function columnTicks(
   length: number,
   pixels: number,
 ): LabelledTick[] {
-  return labelled(axis, ticks(start, length, pixels, axis.count, room + GAP))
+  return labelled(axis, ticks(start, length, pixels, axis.count, room + GAP, axis.number))
 }
 
 function labelled(axis: Axis, at: readonly Tick[]): LabelledTick[] {

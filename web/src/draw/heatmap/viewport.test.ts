@@ -168,6 +168,21 @@ describe('ticks', () => {
     }
   })
 
+  it('are at round numbers where cells stand for such', () => {
+    const labelled = (steps: (number | null)[], room = 60) =>
+      ticks(0, steps.length, 700, steps.length, room, (index) => steps[index] ?? null).map(
+        ({ index }) => steps[index],
+      )
+    const run = (first: number, count: number, by = 1) =>
+      Array.from({ length: count }, (_, at) => first + at * by)
+    expect(labelled(run(58, 50))).toEqual([60, 65, 70, 75, 80, 85, 90, 95, 100, 105])
+    expect(labelled([...run(1, 20), null, ...run(500, 30)])).toEqual([5, 10, 15, 20, 505, 510, 515, 520, 525])
+    expect(labelled(run(0, 40, 8), 100)).toEqual([0, 48, 96, 144, 200, 248, 296]) // each column is eight steps
+    expect(labelled(run(3, 14, 10), 100)).toEqual([13, 33, 53, 73, 93, 113, 133]) // none is round: those about it
+    expect(labelled([7])).toEqual([7])
+    expect(labelled([null, null])).toEqual([null, null])
+  })
+
   it('stand in the middle of cells', () => {
     expect(ticks(0, 4, 400, 4, 50)).toEqual([0, 1, 2, 3].map((index) => ({ index, at: 50 + 100 * index })))
     expect(ticks(0, 0, 400, 0, 50)).toEqual([])

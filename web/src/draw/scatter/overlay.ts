@@ -24,6 +24,7 @@ export interface Chosen {
 const FONT = '12px sans-serif'
 /** The title of the upright axis, and the values of the other one, have so much room. */
 const TITLE = 22
+const GAP = 9
 const APART = { across: 90, up: 60 }
 
 export interface Grid {
@@ -95,6 +96,7 @@ export function drawChosen(
   chosen: Chosen,
   inks: Inks,
   scale: number,
+  size: Size,
 ): void {
   const place = (point: number): [number, number] => [
     places[3 * point]! / scale,
@@ -115,8 +117,9 @@ export function drawChosen(
     pen.font = FONT
     pen.textAlign = 'left'
     for (const point of [path[0]!, path.at(-1)!]) {
-      const [x, y] = place(point)
-      written(pen, chosen.labelOf(point), x + 9, y - 9, inks.text, inks.surface)
+      const text = chosen.labelOf(point)
+      const [x, y] = besides(place(point), 9, pen.measureText(text).width, size)
+      written(pen, text, x, y, inks.text, inks.surface)
     }
   }
   if (chosen.hovered >= 0) ring(pen, ...place(chosen.hovered), 7, inks.text, inks.surface)
@@ -130,13 +133,25 @@ export function drawNames(
   names: readonly string[],
   inks: Inks,
   scale: number,
+  size: Size,
 ): void {
   pen.font = FONT
   pen.textAlign = 'left'
   names.forEach((name, point) => {
     const [x, y] = [places[3 * point]! / scale, places[3 * point + 1]! / scale]
-    if (name && Number.isFinite(x + y)) written(pen, name, x + 8, y, inks.muted, inks.surface)
+    if (!name || !Number.isFinite(x + y)) return
+    const [left] = besides([x, y], 0, pen.measureText(name).width, size)
+    written(pen, name, left, y, inks.muted, inks.surface)
   })
+}
+
+/** Where a text begins that stands beside a point, so much above it: within the picture, and not on its titles. */
+export function besides([x, y]: [number, number], above: number, wide: number, size: Size): [number, number] {
+  const right = x + GAP + wide <= size.width
+  return [
+    right ? x + GAP : Math.max(0, x - GAP - wide),
+    y - above < TITLE ? y + Math.max(above, GAP) : y - above,
+  ]
 }
 
 function ring(

@@ -12,6 +12,7 @@ import {
   zoomed,
   type Camera,
 } from './camera'
+import { besides } from './overlay'
 import { clear, drawScene, farFirst, nearestPoint, paperOf, projected, type Colour } from './raster'
 import { beyond, boxOf, innerBoxOf, union, type Scene } from './scene'
 
@@ -190,6 +191,14 @@ describe('drawing', () => {
     expect(nearestPoint(places, 3, 13, 10, 5)).toBe(2)
     expect(nearestPoint(places, 3, 30, 30, 5)).toBe(-1)
   })
+})
+
+it('writes names within the picture, and beside its titles', () => {
+  const size = { width: 300, height: 200 }
+  expect(besides([100, 100], 9, 50, size)).toEqual([109, 91])
+  expect(besides([280, 100], 9, 50, size)).toEqual([221, 91])
+  expect(besides([20, 100], 9, 290, size)).toEqual([0, 91])
+  expect(besides([4, 12], 9, 50, size)).toEqual([13, 21])
 })
 
 it('puts ticks at round values', () => {

@@ -68,6 +68,7 @@ export class Plot {
       this.plot.batch(() => {
         this.plot.setData(dataOf(model), false)
         this.plot.setScale('x', { min: model.seen[0], max: model.seen[1] })
+        this.plot.redraw(false, true) // the scale of y is ours: uPlot does not see that its numbers are others now
       })
     }
     if (this.pinned !== null) this.point(this.pinned)

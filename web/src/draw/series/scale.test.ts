@@ -29,6 +29,13 @@ describe('the scale of values', () => {
     })
   })
 
+  it('has no negative and no broken counts', () => {
+    const none = scaleOf(STEPS, columns(0, 0, 0), ALL, true, true)
+    expect(ticksOf(none, 4)).toEqual([0, 1])
+    expect(ticksOf(scaleOf(STEPS, columns(0, 2), ALL, false, true), 8)).toEqual([0, 1, 2])
+    expect(ticksOf(scaleOf(STEPS, columns(0, 0, 0), ALL, true), 4)).toContain(-0.5)
+  })
+
   it('is logarithmic of positive values', () => {
     const scale = scaleOf(STEPS, columns(1e-3, 1, 1e3), ALL, true)
     expect(scale.kind).toBe('log')

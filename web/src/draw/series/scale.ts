@@ -13,6 +13,8 @@ export interface Scale {
   high: number
   /** Of symlog: where it turns linear. */
   threshold: number
+  /** All values are whole. */
+  counts?: boolean
 }
 
 /** Of the room, below the least and above the greatest. */
@@ -26,6 +28,7 @@ export function scaleOf(
   columns: readonly Columns[],
   [first, last]: readonly [number, number],
   log: boolean,
+  counts = false,
 ): Scale {
   // The lines to the next steps outside are seen, too.
   const from = Math.max(placeUpTo(steps, first), 0)
@@ -43,7 +46,10 @@ export function scaleOf(
     }
   }
   if (found.low > found.high) return { kind: 'linear', low: 0, high: 1, threshold: 1 }
-  if (!log || found.least === Infinity) return linear(found.low, found.high)
+  // Counts of what never happened: nothing can be below.
+  if (counts && found.low === 0 && found.high === 0)
+    return { kind: 'linear', low: -MARGIN, high: 1 + MARGIN, threshold: 1, counts }
+  if (!log || found.least === Infinity) return { ...linear(found.low, found.high), counts }
   return found.low > 0 ? logarithmic(found.low, found.high) : symlog(found.low, found.high, found.least)
 }
 
@@ -83,13 +89,14 @@ export function placing({ kind, low, high, threshold }: Scale): (value: number) 
 }
 
 /** Values to put ticks at: at most about so many. */
-export function ticksOf({ kind, low, high, threshold }: Scale, most: number): number[] {
+export function ticksOf({ kind, low, high, threshold, counts }: Scale, most: number): number[] {
   if (kind === 'symlog') return symlogTicks(low, high, threshold, most)
   if (kind === 'log') {
     const ticks = logTicks(low, high, most)
     if (ticks.length >= 3) return ticks
   }
-  return linearTicks(low, high, most)
+  const ticks = linearTicks(low, high, most)
+  return counts ? ticks.filter(Number.isInteger) : ticks
 }
 
 export function linearTicks(low: number, high: number, most: number): number[] {

@@ -3,6 +3,7 @@
 import type { Answer } from '../../api/client'
 import { resource, type Resource } from '../../state/resource.svelte'
 import type { Services } from '../../state/services'
+import { ranksText } from '../words'
 import { matcherOf } from './pattern'
 
 export type Tap = Answer<'/taps'>['taps'][number]
@@ -44,6 +45,6 @@ export function proposalsOf(typed: string, taps: readonly Tap[]): Tap[] {
 /** `activation, float32, (32, 1, 64), ranks 0-3`: one tap in words. */
 export function tapText(tap: Pick<Tap, 'kind' | 'dtype' | 'shape' | 'ranks'>): string {
   const shape = tap.shape ? `(${tap.shape.join(', ')})` : 'shape not seen yet'
-  const ranks = tap.ranks.length > 4 ? `${tap.ranks.length} ranks` : `rank ${tap.ranks.join(', ')}`
+  const ranks = tap.ranks.length > 4 ? `${tap.ranks.length} ranks` : ranksText(tap.ranks)
   return [tap.kind, tap.dtype, shape, ranks].filter(Boolean).join(' · ')
 }

@@ -68,7 +68,9 @@ export function stateText(standing: Standing): string {
   for (const [rank, why] of Object.entries(standing.states)) {
     byReason.set(why, [...(byReason.get(why) ?? []), rank])
   }
-  const reasons = [...byReason].map(([why, ranks]) => `${WHY[why] ?? why} on rank ${listed(ranks)}`)
+  const reasons = [...byReason].map(
+    ([why, ranks]) => `${WHY[why] ?? why} on rank${ranks.length === 1 ? '' : 's'} ${listed(ranks)}`,
+  )
   return `${standing.state}: ${reasons.join('; ')}`
 }
 

@@ -45,7 +45,7 @@ describe('what the job offers', () => {
     expect(chosenOf('layers.*.mlp.output', taps).taps).toHaveLength(2)
     expect(chosenOf('nope', taps)).toEqual({ taps: [], problem: 'No tensor of this job matches' })
     expect(proposalsOf('MLP 1', taps).map((one) => one.name)).toEqual(['layers.1.mlp.output'])
-    expect(tapText(taps[1]!)).toBe('activation · float32 · shape not seen yet · rank 0, 1')
+    expect(tapText(taps[1]!)).toBe('activation · float32 · shape not seen yet · ranks 0-1')
   })
 })
 
@@ -109,7 +109,7 @@ describe('how one stands', () => {
   const status = { state: 'live', error: '', subscriptions: { 's-1': about } } as unknown as Status
 
   it('is said with its reason', () => {
-    expect(stateText(standingOf('s-1', about))).toBe('paused: over the budget (scope.budget) on rank 0, 1')
+    expect(stateText(standingOf('s-1', about))).toBe('paused: over the budget (scope.budget) on ranks 0, 1')
     expect(stateText(standingOf('s-1', { state: { odd: 1 } }))).toBe('active')
   })
 

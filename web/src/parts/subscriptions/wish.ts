@@ -1,6 +1,7 @@
 /** A subscription as the page asks for it: its kinds, what they take, the command that asks for the same. */
 
 import { bytes as shownBytes } from '../numbers'
+import { several } from '../words'
 
 export const WHATS = [
   'statistics',
@@ -35,6 +36,13 @@ export const KINDS: Readonly<Record<What, { label: string; about: string; every:
   raw: { label: 'raw values', about: 'the begin of the tensor, element by element', every: 100 },
   attention: { label: 'attention maps', about: 'which token looks at which, of each head', every: 10 },
   pca: { label: 'principal components', about: 'tokens along the axes of largest variance', every: 5 },
+}
+
+/** That there is nothing of a kind. */
+export function lackText(what: What, pattern: string): string {
+  const { label } = KINDS[what]
+  const one = label.startsWith('a ')
+  return `There ${one ? 'is' : 'are'} no ${one ? label.slice(2) : label} of ${pattern} here`
 }
 
 /** Body of POST /subscriptions. */
@@ -151,8 +159,4 @@ export function costOf(
   }
   const size = total === null ? '' : `, about ${shownBytes(Math.round(total))} a microbatch`
   return `${several(taps.length, 'tensor')} on ${several(ranks, 'rank')}${size}`
-}
-
-function several(count: number, what: string): string {
-  return `${count} ${what}${count === 1 ? '' : 's'}`
 }

@@ -187,8 +187,14 @@ describe('words', () => {
     expect(placed([3, 3])).toBe('3')
   })
 
-  it('say small shares by their power of ten', () =>
-    expect([0, 0.5, 0.0123, 0.0001].map(share)).toEqual(['0 %', '50 %', '1.23 %', '0.0001']))
+  it('say all shares in percent', () =>
+    expect([0, 0.5, 0.0123, 1.54e-5, 2e-8].map(share)).toEqual([
+      '0 %',
+      '50 %',
+      '1.23 %',
+      '0.00154 %',
+      '2e−6 %',
+    ]))
 
   it('become a table without formulas', () => {
     const head = mapOf(frame({ ...EXACT, texts: texts(['=1', 'b', 'c']) }))

@@ -7,10 +7,9 @@ import type { AttentionMap, Span } from './map'
 const LABEL = 14
 const READ = 60
 
-/** A share of attention: percent, small ones with their power of ten. */
+/** A share of attention, in percent. */
 export function share(value: number): string {
-  if (!(value > 0) || value >= 1e-3) return `${shown(value * 100, 3)} %`
-  return shown(value, 3)
+  return `${shown(value * 100, 3)} %`
 }
 
 /** `12`, or `8–15`. */

@@ -49,6 +49,7 @@ const tap = (name: string, parts_at: number | null, steps = 40): Parted => ({
   parts_at,
   steps,
   steps_apart: 1,
+  unfinished: 0,
   largest: 1,
 })
 
@@ -75,6 +76,7 @@ describe('where they part', () => {
     step: [0, 4],
     steps: 40,
     steps_apart: 20,
+    unfinished: 0,
     parts_at: 20,
     a: { mean: [1, null], min: [1, null], max: [1, null] },
     b: { mean: [2, 3], min: [2, 3], max: [2, 3] },
@@ -84,6 +86,14 @@ describe('where they part', () => {
   it('is said in a sentence', () => {
     expect(summary(found)).toBe('They part at step 20, and differ in 20 of the 40 steps that both have.')
     expect(summary({ ...found, parts_at: null, steps: 1 })).toBe('Alike in all of the 1 step that both have.')
+  })
+
+  it('says which steps are left out', () => {
+    const cut = { ...found, parts_at: null, unfinished: 1 }
+    expect(summary(cut)).toBe(
+      'Alike in all of the 40 steps that both have. The last step is left out: one of the runs lacks a part of it.',
+    )
+    expect(summary({ ...cut, unfinished: 2 })).toContain('The last 2 steps are left out')
   })
 
   it('is a table', () =>

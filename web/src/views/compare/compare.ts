@@ -58,8 +58,17 @@ export function toleranceOf(text: string): string | null {
 /** What a comparison of one tensor comes to, in a sentence. */
 export function summary(found: Compared): string {
   const steps = `${found.steps} ${found.steps === 1 ? 'step' : 'steps'} that both have`
-  if (found.parts_at === null) return `Alike in all of the ${steps}.`
-  return `They part at step ${found.parts_at}, and differ in ${found.steps_apart} of the ${steps}.`
+  const left = leftOut(found.unfinished)
+  if (found.parts_at === null) return `Alike in all of the ${steps}.${left}`
+  return `They part at step ${found.parts_at}, and differ in ${found.steps_apart} of the ${steps}.${left}`
+}
+
+/** That the last steps are not compared; empty where all are. */
+export function leftOut(unfinished: number): string {
+  if (!unfinished) return ''
+  return unfinished === 1
+    ? ' The last step is left out: one of the runs lacks a part of it.'
+    : ` The last ${unfinished} steps are left out: one of the runs lacks a part of them.`
 }
 
 const LEVELS = 253

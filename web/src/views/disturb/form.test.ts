@@ -99,7 +99,7 @@ describe('what is wrong', () => {
     [{ kind: 'mask', heads: '0' }, 'heads', /no heads/],
     [{ kind: 'mask', heads: '4' }, 'heads', /at most 3/, QUERIES],
     [{ kind: 'mask', tokens: '0' }, 'tokens', /no dimension/, WEIGHT],
-    [{ kind: 'stale' }, 'kind', /this is parameter/, WEIGHT],
+    [{ kind: 'stale' }, 'kind', /not for parameters/, WEIGHT],
     [{ kind: 'delay' }, 'kind', /communication only/],
     [{ count: '0' }, 'count', /from 1 to 100000/],
     [{ when: 'steps', steps: '9-3' }, 'steps', /before the first/],

@@ -99,6 +99,15 @@ export function previewed(perturbation: Perturbation, mode: Draft['mode']): Pert
   return { ...perturbation, first: SOON, last: perturbation.last - perturbation.first }
 }
 
+/** Which steps of a pass are disturbed, in words. */
+export function passText(perturbation: Pick<Perturbation, 'first' | 'last'> | null): string {
+  const { first, last } = perturbation ?? { first: 0, last: 0 }
+  if (last === 0) return 'the first of them'
+  return first === last
+    ? `step ${first} of them, counted from 0`
+    : `steps ${first}-${last} of them, counted from 0`
+}
+
 function readPattern(reader: Reader): void {
   const pattern = reader.draft.pattern.trim()
   if (!pattern) reader.problems.pattern = 'Say which tensor: a name, or a pattern such as layers.3.mlp.*'

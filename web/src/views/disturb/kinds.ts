@@ -181,11 +181,24 @@ function isStored(name: string): boolean {
   return STORED.some((begin) => name.startsWith(begin))
 }
 
-/** Why a kind cannot be done there; '': it can. */
+const OF_SEVERAL: Readonly<Record<TapKind, string>> = {
+  activation: 'activations',
+  gradient: 'gradients',
+  parameter: 'parameters',
+  optimizer: 'states of the optimizer',
+  attention: 'attention maps',
+  communication: 'communication',
+}
+
+/** Why a kind cannot be done there, as what follows its name; '': it can. */
 export function whyNot(kind: Kind, place: Place): string {
   const wrong = place.kinds.find((found) => !kind.places.includes(found))
   if (!wrong) return ''
-  return `for ${kind.places.join(', ')} only; this is ${wrong === 'optimizer' ? 'optimizer state' : wrong}`
+  return `for ${listed(kind.places.map((one) => OF_SEVERAL[one]))} only, not for ${OF_SEVERAL[wrong]}`
+}
+
+function listed(words: readonly string[]): string {
+  return words.length > 1 ? `${words.slice(0, -1).join(', ')} and ${words.at(-1)}` : words.join('')
 }
 
 /** The type whose bits are flipped; '': several, or it is not known. */

@@ -71,15 +71,3 @@ export function readSpan(text: string, mostSteps: number): Read<[number, number]
   if (steps > mostSteps) return { problem: `At most ${mostSteps} steps, not ${steps}` }
   return { value: [first, last] }
 }
-
-/** Numbers as short text: `0-3, 8`. */
-export function spansOf(numbers: readonly number[], most = 6): string {
-  const spans: [number, number][] = []
-  for (const number of numbers.toSorted((a, b) => a - b)) {
-    const last = spans.at(-1)
-    if (last && number === last[1] + 1) last[1] = number
-    else if (!last || number > last[1]) spans.push([number, number])
-  }
-  const words = spans.slice(0, most).map(([low, high]) => (low === high ? `${low}` : `${low}-${high}`))
-  return words.join(', ') + (spans.length > most ? ', ...' : '')
-}

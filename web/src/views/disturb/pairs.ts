@@ -1,5 +1,9 @@
 /** Paired runs: how they stand, and what came of one, in words. */
 
+import { shown } from '../../parts/numbers'
+
+const MOST_DIGITS = 15
+
 export interface PairStanding {
   id: string
   /** The first of its steps. */
@@ -56,6 +60,20 @@ function stateOf(about: Readonly<Record<string, unknown>>): PairStanding['state'
   const states = Object.values((about['states'] ?? {}) as Record<string, string>)
   if (states.includes('error')) return 'failed'
   return about['ended'] === true ? 'done' : 'running'
+}
+
+/** Both values, with as many digits as tell them apart. */
+export function apart(clean: number | null, disturbed: number | null): [string, string] {
+  const texts = (digits: number) =>
+    [clean, disturbed].map((value) => (value === null ? 'not finite' : shown(value, digits))) as [
+      string,
+      string,
+    ]
+  for (let digits = 4; digits < MOST_DIGITS; digits++) {
+    const [one, other] = texts(digits)
+    if (one !== other || clean === disturbed) return [one, other]
+  }
+  return texts(MOST_DIGITS)
 }
 
 /** Where the two part, and how long they stay apart. */

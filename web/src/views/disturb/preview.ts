@@ -10,6 +10,8 @@ interface Touched {
   dtype: string
   /** At each moment; null: the shape is not known yet. */
   elements: number | null
+  /** The rank holds a part of the tensor: the elements may be another rank's. */
+  at_most: boolean
   note: string
 }
 
@@ -32,7 +34,7 @@ export function rowsOf(preview: Preview): Row[] {
   const rows = new Map<string, Row>()
   for (const [rank, touched] of Object.entries(preview.touched)) {
     for (const one of touched) {
-      const key = JSON.stringify([one.tap, one.shape, one.dtype, one.elements, one.note])
+      const key = JSON.stringify([one.tap, one.shape, one.dtype, one.elements, one.at_most, one.note])
       const row = rows.get(key)
       if (row) row.ranks.push(Number(rank))
       else rows.set(key, { ...one, ranks: [Number(rank)] })
@@ -41,12 +43,17 @@ export function rowsOf(preview: Preview): Row[] {
   return [...rows.values()]
 }
 
+/** How many elements are disturbed on each of the ranks. */
+export function onEach({ elements, at_most }: Row): string {
+  return elements === null ? '' : `${at_most ? 'at most ' : ''}${counted(elements)}`
+}
+
 /** How many elements are disturbed at each moment. Drawn and listed ones are of the whole tensor, over its ranks. */
 export function elementsText(rows: readonly Row[], asked: unknown): string {
   const part = (asked ?? {}) as Readonly<Record<string, unknown>>
   const listed = part['indices']
   const drawn = Array.isArray(listed) ? listed.length : part['elements']
-  if (typeof drawn === 'number') return `${counted(drawn)} of each tensor, on whichever ranks hold them`
+  if (typeof drawn === 'number') return `${counted(drawn)} of each tensor, on the ranks that hold them`
   let total = 0
   for (const row of rows) {
     if (row.elements === null) return 'known when the tensors have been seen'

@@ -59,8 +59,9 @@ function inRows(ranks: readonly { rank: number }[]): Layout {
     rows,
     columns,
     places: ranks.map((_, at) => ({ row: Math.floor(at / columns), column: at % columns })),
-    rowLabels: Array.from({ length: rows }, (_, row) => String(ranks[row * columns]!.rank)),
-    columnLabels: Array.from({ length: columns }, (_, column) => `+${column}`),
+    // In a row alone each rank says its own number.
+    rowLabels: Array.from({ length: rows }, (_, row) => (rows > 1 ? String(ranks[row * columns]!.rank) : '')),
+    columnLabels: Array.from({ length: columns }, (_, column) => (rows > 1 ? `+${column}` : '')),
     begins: [],
   }
 }

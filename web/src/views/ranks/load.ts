@@ -15,6 +15,8 @@ export interface RankValues {
   ranks: RankValue[]
   /** Of which steps: not later than the one asked for. */
   steps: number[]
+  /** All of these steps is there; else some microbatches or ranks are not. */
+  complete: boolean
   taps: string[]
 }
 
@@ -34,6 +36,7 @@ export async function loadRanks(api: Api, asked: Asked, signal: AbortSignal): Pr
   return {
     ranks: [...ranks.values()].sort((a, b) => a.rank - b.rank),
     steps: [...new Set(found.map((answer) => answer.step))],
+    complete: found.every((answer) => answer.complete),
     taps: found.map((answer) => answer.tap),
   }
 }

@@ -77,7 +77,7 @@ export interface Cost {
 export const ORDERS = ['lost', 'waited', 'rank'] as const
 export type Order = (typeof ORDERS)[number]
 
-/** What ranks cost and wait, the most first. */
+/** Excess and waiting of ranks, the most first. */
 export function costsOf(plot: RankPlot, order: Order): Cost[] {
   const costs = plot.ranks.map((rank, at) => ({
     rank,

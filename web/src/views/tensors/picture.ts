@@ -2,7 +2,8 @@
 
 import { numbersOf, type Frame } from '../../api/frames'
 import type { HeatCells } from '../../draw/heatmap/encode'
-import { axesOf, product, shapeOf } from './axes'
+import type { HeatMarker } from '../../parts/heatmap'
+import { axesOf, placesOf, product, shapeOf } from './axes'
 
 /** Kinds of frames that can be shown as a grid; the first that there is is shown. */
 export const KINDS = ['tiles', 'raw', 'rows', 'tokens'] as const
@@ -26,6 +27,13 @@ export interface Picture {
   readonly about: string
   /** There are values on both sides of 0. */
   readonly signed: boolean
+  /** Rows with which another part of the tensor begins, which does not go on where the one above ends. */
+  readonly breaks: readonly number[]
+}
+
+/** Lines between such parts. */
+export function edgesOf({ breaks }: Picture): HeatMarker[] {
+  return breaks.map((row) => ({ axis: 'row', at: row - 0.5, label: 'another part', kind: 'edge' }))
 }
 
 /** RangeError, in a line, for a frame of which no picture can be made. */
@@ -51,23 +59,28 @@ function tilePicture(frame: Frame): Picture {
   const [high = rows, wide = columns, tall = 1, broad = 1] = frame.arrays['extent']
     ? numbersOf(frame, 'extent')
     : []
-  const axes = axesOf(frame, high)
+  const axes = axesOf(frame)
+  const places = placesOf(frame)
   const cells = tileCells(frame, rows, columns)
   const last = (at: number, size: number, whole: number): number => Math.min(whole, (at + 1) * size) - 1
   const rowLabel = (row: number): string => {
-    const [from, to] = [row * tall, last(row, tall, high)]
-    if (from === to) return axes.row(from)
-    const outer = [from, to + 1].every((at) => at % axes.inner === 0)
-    return outer ? span(axes.outer, from / axes.inner, (to + 1) / axes.inner - 1) : `${axes.row(from)} …`
+    const first = places?.first[row]
+    return places && first
+      ? axes.block(first, places.last[row] ?? null, places.sides)
+      : axes.span(row * tall, last(row, tall, high))
   }
   return {
     cells,
     rowTitle: axes.rows,
     columnTitle: axes.columns,
     rowLabel,
-    columnLabel: (column) => span(String, column * broad, last(column, broad, wide)),
+    columnLabel: (column) => {
+      const [from, to] = [column * broad, last(column, broad, wide)]
+      return from === to ? String(from) : `${from}–${to}`
+    },
     about: tall * broad > 1 ? `${tall} × ${broad} elements a tile` : '',
     signed: isSigned(cells),
+    breaks: places?.breaks ?? [],
   }
 }
 
@@ -82,13 +95,17 @@ function rowPicture(frame: Frame): Picture {
   const values = numbersOf(frame, 'values')
   const index = numbersOf(frame, 'index')
   const ranks = frame.arrays['rank'] ? numbersOf(frame, 'rank') : null
-  const axes = axesOf(frame, 0)
+  const axes = axesOf(frame)
+  const places = placesOf(frame)
   const of = (row: number): string => (ranks ? `, rank ${ranks[row]}` : '')
   return {
     ...plain(values, index.length, values.length / Math.max(1, index.length)),
     rowTitle: axes.rows,
     columnTitle: axes.columns,
-    rowLabel: (row) => axes.row(index[row] ?? row) + of(row),
+    rowLabel: (row) => {
+      const place = places?.first[row]
+      return (place ? axes.block(place, place, []) : axes.row(index[row] ?? row)) + of(row)
+    },
   }
 }
 
@@ -99,7 +116,7 @@ function tokenPicture(frame: Frame): Picture {
   const columns = shape.at(-1) ?? 1
   const rows = values.length / Math.max(1, columns)
   const labels = Array.isArray(frame.meta['labels']) ? frame.meta['labels'].map(String) : []
-  const axes = axesOf(frame, rows, shape)
+  const axes = axesOf(frame, shape)
   const first = labels[0] === 's' || !labels.includes('s')
   const each = first ? rows / Math.max(1, index.length) : 1
   return {
@@ -119,7 +136,7 @@ function rawPicture(frame: Frame): Picture {
   const shape = frame.arrays['shape'] ? Array.from(numbersOf(frame, 'shape')) : shapeOf(frame)
   const columns = Math.max(1, shape.at(-1) ?? 1)
   const rows = Math.ceil(values.length / columns)
-  const axes = axesOf(frame, rows, shape)
+  const axes = axesOf(frame, shape)
   const left = product(shape) - values.length
   return {
     ...plain(values, rows, columns),
@@ -138,7 +155,7 @@ function plain(
 ): Omit<Picture, 'rowLabel' | 'rowTitle' | 'columnTitle'> {
   const size = Math.floor(rows) * Math.floor(columns)
   const cells = { rows: Math.floor(rows), columns: Math.floor(columns), ...padded(values, size) }
-  return { cells, columnLabel: String, about: '', signed: isSigned(cells) }
+  return { cells, columnLabel: String, about: '', signed: isSigned(cells), breaks: [] }
 }
 
 function padded(values: Float32Array | Float64Array, size: number) {
@@ -157,12 +174,6 @@ function isSigned(cells: HeatCells): boolean {
     if (below && above) return true
   }
   return false
-}
-
-function span(name: (at: number) => string, from: number, to: number): string {
-  if (from === to) return name(from)
-  const word = name(from).match(/^(\D*)\d+$/)?.[1]
-  return word === undefined ? name(from) : `${word}${from}–${to}`
 }
 
 /** Values of a row of a picture, for bars; NaN where there is none. */

@@ -3,7 +3,7 @@ import type { Frame, Values } from '../../api/frames'
 import { choicesOf } from '../../parts/frameChoice'
 import { placeAt, rangeOf } from '../../parts/bars'
 import { layerPattern, layersOf, PARTS, tapName, titleOf } from './parts'
-import { pictureOf } from './picture'
+import { edgesOf, pictureOf } from './picture'
 import { numbersOfAll } from './statistics'
 
 function frame(
@@ -53,14 +53,43 @@ describe('a picture of tiles', () => {
       meta,
       arrays: { ...tiles.arrays, ...frame('tiles', { extent: longs(6, 4, 2, 2) }).arrays },
     }
-    expect([0, 1].map(pictureOf(cut as Frame).rowLabel)).toEqual(['s 0 b 0 n 0 …', 's 0 b 0 n 2 …'])
+    expect([0, 1].map(pictureOf(cut as Frame).rowLabel)).toEqual(['s 0 n 0–1', 's 0 b 0 n 2 …'])
   })
 
-  it('counts on the heads of the ranks that lie below each other', () => {
-    const values: [Values, number[]] = [Float32Array.of(1, 2, 3, 4), [4, 1]]
-    const meta = { labels: ['s', 'n', 'd'], shape: [2, 1, 1], heads: [0, 1, 2] }
-    const whole = frame('tiles', { values, extent: longs(4, 1, 1, 1) }, meta)
-    expect([0, 1, 2, 3].map(pictureOf(whole).rowLabel)).toEqual(['s 0 n 0', 's 1 n 0', 's 0 n 1', 's 1 n 1'])
+  it('names the heads of a rank that has others than the first', () => {
+    const values: [Values, number[]] = [new Float32Array(4), [4, 1]]
+    const meta = { labels: ['s', 'b', 'n', 'd'], shape: [4, 2, 2, 2], heads: [2, 2, 4] }
+    const one = (extent: number): Frame => frame('tiles', { values, extent: longs(16, 2, extent, 2) }, meta)
+    expect(pictureOf(one(4)).rowLabel(1)).toBe('s 1 n 2–3')
+    expect(pictureOf(one(1)).rowLabel(5)).toBe('s 1 b 0 n 3')
+  })
+
+  const below = {
+    values: [Float32Array.of(1, 2, 3, 4), [4, 1]] as [Values, number[]],
+    extent: longs(32, 2, 8, 2),
+    places: [
+      BigInt64Array.from(
+        [0, 0, 0, 1, 1, 1, 2, 0, 0, 3, 1, 1, 0, 0, 2, 1, 1, 3, 2, 0, 2, -1, -1, -1].map(BigInt),
+      ),
+      [4, 2, 3],
+    ] as [Values, number[]],
+  }
+  const cut = { labels: ['s', 'b', 'n', 'd'], shape: [4, 2, 2, 2], heads: [0, 2, 4] }
+
+  it('of parts below each other says where each row is in the tensor', () => {
+    const picture = pictureOf(frame('tiles', below, cut))
+    expect([0, 1, 2, 3].map(picture.rowLabel)).toEqual([
+      's 0–1 n 0–1',
+      's 2–3 n 0–1',
+      's 0–1 n 2–3',
+      's 2 b 0 n 2 …',
+    ])
+  })
+
+  it('has a line where a part begins with the first token anew', () => {
+    const picture = pictureOf(frame('tiles', below, cut))
+    expect(edgesOf(picture)).toEqual([{ axis: 'row', at: 1.5, label: 'another part', kind: 'edge' }])
+    expect(edgesOf(pictureOf(tiles))).toEqual([])
   })
 
   it('goes by the two dimensions that were asked for', () => {
@@ -93,6 +122,14 @@ describe('pictures of values', () => {
     expect([0, 1].map(picture.rowLabel)).toEqual(['s 1 b 1, rank 0', 's 4 b 0, rank 1'])
     expect(picture.cells).toMatchObject({ rows: 2, columns: 2 })
     expect(picture.signed).toBe(true)
+  })
+
+  it('of rows on ranks with other heads say which heads those are', () => {
+    const values: [Values, number[]] = [new Float32Array(4), [2, 2]]
+    const meta = { labels: ['s', 'n', 'd'], shape: [9, 2, 2], heads: [0, 2, 4] }
+    const places: [Values, number[]] = [BigInt64Array.from([1, 1, 1, 1, 1, 3, 1, 3].map(BigInt)), [2, 2, 2]]
+    const picture = pictureOf(frame('rows', { values, index: longs(3, 3), rank: longs(0, 1), places }, meta))
+    expect([0, 1].map(picture.rowLabel)).toEqual(['s 1 n 1, rank 0', 's 1 n 3, rank 1'])
   })
 
   it('of tokens by their positions', () => {

@@ -8,7 +8,8 @@ import numpy as np
 
 from trimtab.scope.names import no_match
 from trimtab.scope.server.answers import Problem
-from trimtab.scope.server.client import KINDS
+from trimtab.scope.server.arrival import Newest
+from trimtab.scope.server.client import KINDS, NEXT_TOKEN
 from trimtab.scope.server.endpoint import Call, Parameter, of_path, several, text, whole, word
 from trimtab.scope.server.reduce import STATISTICS, Integers
 from trimtab.scope.server.runs import Run
@@ -25,6 +26,8 @@ RANKS: Final = several("ranks", "Only these ranks")
 MICROBATCH: Final = whole("microbatch", "Only this microbatch")
 _MOST_BUCKETS: Final = 4096
 _SIGNS: Final = "*{}[]"
+_AGAIN_SECONDS: Final = 1.0
+"""After which more of a step has come."""
 
 
 def buckets(default: int) -> Parameter:
@@ -65,9 +68,37 @@ def known_steps(run: Run, tap: str, what: str) -> Integers:
     raise Problem(404, f"{run.name}: {no_match(tap, taps)}")
 
 
-def step_of(run: Run, tap: str, what: str, wanted: int | None) -> int:
-    """The step to show: the last one that there is up to ``wanted``; :class:`Problem` where there is none."""
+def shown_steps(service: Service, call: Call, run: Run, tap: str, what: str) -> Integers:
+    """Those of :func:`known_steps` that are to be shown: of the last ones of a job that runs not everything may have
+    come yet, and what has would look like all of it. The first one is shown all the same. :class:`Problem` where there
+    are none."""
     steps = known_steps(run, tap, what)
+    found = newest_of(service, call, run, tap, what)
+    return steps[: int(np.searchsorted(steps, found.step, side="right"))]
+
+
+def newest_of(service: Service, call: Call, run: Run, tap: str, what: str) -> Newest:
+    """The last step of a tensor, or of those of a pattern, that is to be shown; has the call say so where the next one
+    is on its way."""
+    standing = None if what == NEXT_TOKEN else service.standing(run)  # of a text each token is shown when it comes
+    found = run.recording().newest(tap, what, standing)
+    later = all(call.values.get(key) is None or call.whole(key) > found.step for key in ("step", "last"))
+    if found.coming and (later or found.early):
+        call.more_in_seconds = _AGAIN_SECONDS
+    return found
+
+
+def arrived_until(service: Service, call: Call, run: Run, pattern: str) -> int:
+    """The last step that statistics of these tensors are to be shown of; -1: they are still coming of the first."""
+    if service.standing(run) is None:  # what is recorded already does not have to be looked at
+        return np.iinfo(np.int64).max
+    found = newest_of(service, call, run, pattern, "statistics")
+    return -1 if found.early else found.step
+
+
+def step_of(service: Service, call: Call, run: Run, tap: str, what: str) -> int:
+    """The step to show: the last one that there is up to the one asked for; :class:`Problem` where there is none."""
+    steps, wanted = shown_steps(service, call, run, tap, what), call.maybe("step")
     if wanted is None:
         return int(steps[-1])
     place = int(np.searchsorted(steps, wanted, side="right")) - 1

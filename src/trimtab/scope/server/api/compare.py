@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ _TOLERANCE: Final = Parameter(
     ),
     "0",
 )
+_UNFINISHED: Final[Schema] = said(
+    INTEGER, "Last steps that are left out: one of the runs was killed within them, or is still in them."
+)
 _SIDE: Final[Schema] = record(min=listed(maybe(NUMBER)), max=listed(maybe(NUMBER)), mean=listed(maybe(NUMBER)))
 
 
@@ -41,14 +44,26 @@ def _tolerance(call: Call) -> float:
     return found
 
 
-def _common(call: Call, runs: tuple[Run, Run], tap: str) -> tuple[Integers, Floats, Floats]:
-    """Steps that both runs have, within the range that is asked for, and the values of either."""
+class _Common(NamedTuple):
+    """Of a tensor, within the range that is asked for."""
+
+    steps: Integers
+    """That both runs have, all of them."""
+    a: Floats
+    b: Floats
+    unfinished: int
+    """Steps behind these of which one of both lacks a part: it was killed within them, or goes on."""
+
+
+def _common(service: Service, call: Call, runs: tuple[Run, Run], tap: str) -> _Common:
     statistic, ranks = call.text("statistic"), call.numbers("ranks")
-    (a_step, a, _), (b_step, b, _) = (whole_series(run, tap, ranks, statistic) for run in runs)
+    (a_step, a, _), (b_step, b, _) = (whole_series(service, call, run, tap, ranks, statistic) for run in runs)
     steps, of_a, of_b = np.intersect1d(a_step, b_step, assume_unique=True, return_indices=True)
     last = call.maybe("last")
     inside = (steps >= (call.maybe("first") or 0)) & (steps <= (last if last is not None else np.iinfo(np.int64).max))
-    return steps[inside], a[of_a][inside], b[of_b][inside]
+    whole = min(run.recording().complete_until(tap, service.standing(run)) for run in runs)
+    kept = inside & (steps <= whole)
+    return _Common(steps[kept], a[of_a][kept], b[of_b][kept], int(inside.sum() - kept.sum()))
 
 
 def apart(a: Floats, b: Floats, tolerance: float) -> Any:
@@ -63,7 +78,7 @@ def _compare(service: Service, call: Call) -> object:
     runs, tap, tolerance = _pair(service, call), call.text("tap"), _tolerance(call)
     for run in runs:
         known_steps(run, tap, "statistics")
-    steps, a, b = _common(call, runs, tap)
+    steps, a, b, unfinished = _common(service, call, runs, tap)
     if not len(steps):
         raise Problem(404, f"{tap[:80]}: {runs[0].name} and {runs[1].name} have no step in common")
     first, last = int(steps[0]), int(steps[-1])
@@ -83,6 +98,7 @@ def _compare(service: Service, call: Call) -> object:
         "parts_at": int(steps[differs[0]]) if len(differs) else None,
         "steps": len(steps),
         "steps_apart": len(differs),
+        "unfinished": unfinished,
     }
 
 
@@ -97,7 +113,7 @@ def _layers(service: Service, call: Call) -> object:
     for tap in chosen_taps(runs[0], call.text("pattern")):
         if tap not in in_b:
             continue
-        steps, a, b = _common(call, runs, tap)
+        steps, a, b, unfinished = _common(service, call, runs, tap)
         differs = np.flatnonzero(apart(a, b, tolerance))
         gap = np.abs(b - a)
         known = gap[~np.isnan(gap)]
@@ -106,6 +122,7 @@ def _layers(service: Service, call: Call) -> object:
                 "tap": tap,
                 "steps": len(steps),
                 "steps_apart": len(differs),
+                "unfinished": unfinished,
                 "parts_at": int(steps[differs[0]]) if len(differs) else None,
                 "largest": float(known.max()) if len(known) else None,
             }
@@ -132,8 +149,9 @@ ENDPOINTS: Final = (
             b=_SIDE,
             difference=_SIDE,
             parts_at=said(maybe(INTEGER), "First step at which they differ; null: they do not."),
-            steps=said(INTEGER, "That both have."),
+            steps=said(INTEGER, "That both have, all of them."),
             steps_apart=INTEGER,
+            unfinished=_UNFINISHED,
         ),
         (*_TWO, TAP, STATISTIC, FIRST, LAST, RANKS, buckets(1000), _TOLERANCE),
         tag="runs",
@@ -152,6 +170,7 @@ ENDPOINTS: Final = (
                     tap=TEXT,
                     steps=INTEGER,
                     steps_apart=INTEGER,
+                    unfinished=_UNFINISHED,
                     parts_at=maybe(INTEGER),
                     largest=said(maybe(NUMBER), "Largest absolute difference."),
                 )

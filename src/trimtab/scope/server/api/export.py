@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,12 +20,15 @@ from trimtab.scope.server.api.common import (
     STATISTIC,
     STEP,
     WHAT,
+    arrived_until,
     range_of,
     run_of,
     step_of,
 )
 from trimtab.scope.server.api.series import chosen_taps, whole_series
 from trimtab.scope.server.endpoint import Call, Endpoint, text, word
+from trimtab.scope.server.reduce import STATISTICS, Floats, Integers, derive
+from trimtab.scope.server.runs import Run, file_part
 from trimtab.scope.server.service import Service
 from trimtab.scope.shards import join_pieces
 
@@ -36,38 +39,80 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _CELL_BYTES: Final = 24
 
 
+_Column = tuple[str, Integers, Floats]
+"""Its name, which says no more than tells it from the others, steps, and values."""
+
+
 def _export(service: Service, call: Call) -> object:
     run = run_of(service, call)
-    first, last = range_of(run, call)
-    taps = chosen_taps(run, call.text("pattern"))
-    columns: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+    columns: dict[str, tuple[Integers, Floats]] = {}
     cells = 0
-    for tap in taps:
-        step, value, _ = whole_series(run, tap, call.numbers("ranks"), call.text("statistic"))
-        inside = (step >= first) & (step <= last)
-        columns[tap] = (step[inside], value[inside])
-        cells += int(inside.sum())
+    for name, step, value in _columns(service, call, run):
+        columns[name] = (step, value)
+        cells += len(step)
         _check(service, cells * _CELL_BYTES)
     every = np.unique(np.concatenate([step for step, _ in columns.values()]))
-    _check(service, len(every) * len(taps) * _CELL_BYTES)
-    table = np.full((len(every), len(taps)), np.nan)
+    _check(service, len(every) * len(columns) * _CELL_BYTES)
+    table = np.full((len(every), len(columns)), np.nan)
     for place, (step, value) in enumerate(columns.values()):
         table[np.searchsorted(every, step), place] = value
-    name = f"{run.file_name}-{call.text('statistic')}"
+    file = "-".join((run.file_name, file_part(call.text("pattern")), *_statistics(call)))
     if call.text("format") == "npz":
-        return Binary(_npz(step=every, values=table, taps=np.array(taps)), NPZ, f"{name}.npz")
-    return Binary(_csv(["step", *taps], every, table), CSV, f"{name}.csv")
+        return Binary(_npz(step=every, values=table, taps=np.array(list(columns))), NPZ, f"{file}.npz")
+    return Binary(_csv(["step", *columns], every, table), CSV, f"{file}.csv")
+
+
+def _columns(service: Service, call: Call, run: Run) -> Iterator[_Column]:
+    first, last = range_of(run, call)
+    statistics, each = _statistics(call), call.text("by") == "rank"
+    for tap in chosen_taps(run, call.text("pattern")):
+        for statistic in statistics:
+            name = f"{tap} {statistic}" if len(statistics) > 1 else tap
+            ranks = None if each else call.numbers("ranks")
+            step, value, _ = whole_series(service, call, run, tap, ranks, statistic)
+            inside = (step >= first) & (step <= last)
+            yield name, step[inside], value[inside]
+            if each:
+                yield from _of_ranks(service, call, run, tap, statistic, name)
+
+
+def _of_ranks(service: Service, call: Call, run: Run, tap: str, statistic: str, name: str) -> Iterator[_Column]:
+    first, last = range_of(run, call)
+    asked = call.numbers("ranks")
+    ranks = asked if asked is not None else run.recording().ranks(tap)
+    steps = run.recording().steps(tap, "statistics")
+    _check(service, int(((steps >= first) & (steps <= last)).sum()) * len(ranks) * _CELL_BYTES)
+    found: dict[int, list[tuple[Integers, Floats]]] = {rank: [] for rank in ranks}
+    until = min(last, arrived_until(service, call, run, tap))
+    for of, merged in run.recording().by_rank(tap, first, until, ranks):
+        value = derive(statistic, merged.vector, merged.shift)
+        for rank in np.unique(of).tolist():
+            found[rank].append((merged.key[of == rank], value[of == rank]))
+    for rank, parts in found.items():
+        if parts:
+            step, of_step = (np.concatenate(one) for one in zip(*parts, strict=True))
+            yield f"{name} rank {rank}", step, of_step
+
+
+def _statistics(call: Call) -> list[str]:
+    """Those that are asked for, each once."""
+    if not call.text("statistics"):
+        return [call.text("statistic")]
+    found = list(dict.fromkeys(call.text("statistics").split(",")))
+    if unknown := [one for one in found if one not in STATISTICS]:
+        raise Problem(400, f"statistics: {unknown[0][:40]!a} is none; there are {', '.join(STATISTICS)}")
+    return found
 
 
 def _frames(service: Service, call: Call) -> object:
     run, tap, what = run_of(service, call), call.text("tap"), call.text("what")
-    step = step_of(run, tap, what, call.maybe("step"))
+    step = step_of(service, call, run, tap, what)
     arrays: dict[str, NDArray[Any]] = {}
     for frame in join_pieces(run.recording().frames(tap, what, step, call.numbers("ranks"), call.maybe("microbatch"))):
         for name, array in frame.arrays.items():
             arrays[f"rank{frame.rank}.microbatch{frame.microbatch}.{name}"] = array
     _check(service, sum(array.nbytes for array in arrays.values()))
-    return Binary(_npz(**arrays), NPZ, f"{run.file_name}-{what}-step{step}.npz")
+    return Binary(_npz(**arrays), NPZ, f"{run.file_name}-{file_part(tap)}-{what}-step{step}.npz")
 
 
 def _check(service: Service, size: int) -> None:
@@ -115,9 +160,11 @@ ENDPOINTS: Final = (
             RUN,
             _PATTERN,
             STATISTIC,
+            text("statistics", "Several of them, with commas in between, in place of one"),
             FIRST,
             LAST,
             RANKS,
+            word("by", "A column each: the whole tensor, or that and each rank", "whole", "rank", default="whole"),
             word("format", "Kind of file", "csv", "npz", default="csv"),
         ),
         media=(CSV, NPZ),

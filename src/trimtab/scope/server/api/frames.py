@@ -22,9 +22,9 @@ from trimtab.scope.server.api.common import (
     WHAT,
     buckets,
     check_cells,
-    known_steps,
     range_of,
     run_of,
+    shown_steps,
     step_of,
 )
 from trimtab.scope.server.client import NEXT_TOKEN
@@ -94,7 +94,7 @@ def _any(service: Service, call: Call) -> object:
 
 
 def _frames(service: Service, call: Call, run: Run, tap: str, what: str) -> object:
-    step = step_of(run, tap, what, call.maybe("step"))
+    step = step_of(service, call, run, tap, what)
     found = run.recording().frames(tap, what, step, call.numbers("ranks"), call.maybe("microbatch"))
     if call.values["whole"]:
         found = put_together(found)
@@ -118,7 +118,7 @@ def encoded(frame: Frame) -> Iterator[bytes]:
 
 def _film(service: Service, call: Call) -> object:
     run, tap, what = run_of(service, call), call.text("tap"), call.text("what")
-    steps = known_steps(run, tap, what)
+    steps = shown_steps(service, call, run, tap, what)
     first, last = range_of(run, call)
     found: list[bytes] = []
     size = 0
@@ -154,7 +154,7 @@ def put_together(frames: Sequence[Frame]) -> list[Frame]:
 
 def _histogram(service: Service, call: Call) -> object:
     run, tap = run_of(service, call), call.text("tap")
-    steps = known_steps(run, tap, "histogram")
+    steps = shown_steps(service, call, run, tap, "histogram")
     first, last = range_of(run, call)
     width = width_of(first, last, call.whole("buckets"))
     counts = np.zeros(((last - first) // width + 1, BINS), np.int64)
@@ -190,7 +190,7 @@ def thinned(steps: NDArray[np.int64], first: int, last: int, width: int) -> list
 def _steps(service: Service, call: Call) -> object:
     run = run_of(service, call)
     tap = call.text("tap")
-    steps = known_steps(run, tap, call.text("what")) if tap else run.recording().steps("**")
+    steps = shown_steps(service, call, run, tap, call.text("what")) if tap else run.recording().steps("**")
     first, last = call.maybe("first"), call.maybe("last")
     steps = steps[(steps >= (first or 0)) & (steps <= (last if last is not None else np.iinfo(np.int64).max))]
     check_cells(service, len(steps))

@@ -19,6 +19,7 @@ _MAKE_ONE: Final = "trimtab scan RUN_DIR --save makes one"
 _RUN: Final[Schema] = record(
     name=TEXT,
     directory=said(TEXT, "Its last part."),
+    path=said(TEXT, "The run directory, as the server's machine names it: what commands take."),
     live=said(TRUTH, "The newest recording of the job that this server belongs to; also under the name live."),
     recorded=said(TRUTH, "false: there is nothing of scope in its directory, or not yet."),
     report=said(TRUTH, "Scan's report.json is there."),
@@ -164,8 +165,8 @@ _PLOTS: Final = record(
         record(
             ranks=listed(INTEGER),
             ranks_left_out=said(INTEGER, "Ranks that cost less."),
-            lost_s=listed(maybe(NUMBER), "What each costs the job, seconds a step."),
-            waited_s=listed(maybe(NUMBER), "What each waits for others, seconds a step."),
+            lost_s=listed(maybe(NUMBER), "On the critical path and not needed by its peers, seconds a step."),
+            waited_s=listed(maybe(NUMBER), "All that each waits for others, seconds a step."),
             clock_error_us=listed(maybe(NUMBER)),
         )
     ),

@@ -19,9 +19,11 @@ from trimtab.scope.server.api.common import (
     STATISTIC,
     STEP,
     TAP,
+    arrived_until,
     buckets,
     check_cells,
     known_steps,
+    newest_of,
     range_of,
     run_of,
     step_of,
@@ -29,7 +31,7 @@ from trimtab.scope.server.api.common import (
 from trimtab.scope.server.endpoint import Call, Endpoint, text, word
 from trimtab.scope.server.reduce import Floats, Integers, Merged, derive, thin, width_of
 from trimtab.scope.server.runs import Run
-from trimtab.scope.server.schema import INTEGER, NUMBER, TEXT, Schema, listed, maybe, record, said
+from trimtab.scope.server.schema import INTEGER, NUMBER, TEXT, TRUTH, Schema, listed, maybe, record, said
 from trimtab.scope.server.service import Service
 
 _VALUES: Final[Schema] = listed(maybe(NUMBER))
@@ -51,10 +53,16 @@ _COLUMNS: Final = 7
 """Numbers that a bucket of a series has."""
 
 
-def whole_series(run: Run, tap: str, ranks: tuple[int, ...] | None, statistic: str) -> tuple[Integers, Floats, Merged]:
+def whole_series(
+    service: Service, call: Call, run: Run, tap: str, ranks: tuple[int, ...] | None, statistic: str
+) -> tuple[Integers, Floats, Merged]:
     """Steps, a statistic of each, and what it is made of."""
-    merged = run.recording().whole(tap, ranks)
+    merged = _until(run.recording().whole(tap, ranks), arrived_until(service, call, run, tap))
     return merged.key, derive(statistic, merged.vector, merged.shift), merged
+
+
+def _until(merged: Merged, last: int) -> Merged:
+    return merged.until(int(np.searchsorted(merged.key, last, side="right")))
 
 
 def _series(service: Service, call: Call) -> dict[str, Any]:
@@ -67,7 +75,8 @@ def _series(service: Service, call: Call) -> dict[str, Any]:
         groups = [(rank, (rank,)) for rank in (ranks if ranks is not None else run.recording().ranks(tap))]
     check_cells(service, len(groups) * min(columns, last - first + 1) * _COLUMNS)
     found = [
-        {"rank": rank, **_thinned(*whole_series(run, tap, of, statistic), first, last, columns)} for rank, of in groups
+        {"rank": rank, **_thinned(*whole_series(service, call, run, tap, of, statistic), first, last, columns)}
+        for rank, of in groups
     ]
     width = width_of(first, last, columns)
     return {"tap": tap, "statistic": statistic, "first": first, "last": last, "bucket_steps": width, "series": found}
@@ -118,12 +127,15 @@ def _matrix(service: Service, call: Call) -> object:
     elif cells * 4 > service.limits.binary_bytes:
         raise Problem(413, f"that would be {cells * 4:,} bytes, more than {service.limits.binary_bytes:,}")
     special = np.zeros((len(rows), (last - first) // width + 1), np.uint8)
+    until = min(last, arrived_until(service, call, run, call.text("pattern")))
     if call.text("rows") == "ranks":
-        values = _of_ranks(run, call.text("pattern"), rows, statistic, call.text("reduce"), first, last, width, special)
+        reduce, shown = call.text("reduce"), (first, until, width)
+        values = _of_ranks(run, call.text("pattern"), rows, statistic, reduce, shown, special)
     else:
         values = np.full(special.shape, np.nan)
         for row, name in enumerate(rows):
-            step, value, merged = whole_series(run, name, call.numbers("ranks"), statistic)
+            merged = _until(run.recording().whole(name, call.numbers("ranks")), until)
+            step, value = merged.key, derive(statistic, merged.vector, merged.shift)
             thinned = thin(step, value, first, last, columns)
             values[row, (thinned.first - first) // width] = getattr(thinned, _REDUCED[call.text("reduce")])
             inside = (step >= first) & (step <= last)
@@ -170,17 +182,16 @@ def _of_ranks(
     ranks: Sequence[int],
     statistic: str,
     reduce: str,
-    first: int,
-    last: int,
-    width: int,
+    shown: tuple[int, int, int],
     special: NDArray[np.uint8],
 ) -> Floats:
-    """(ranks, buckets), reduced over the steps of each bucket; fills in ``special``, of the same shape."""
-    places = (last - first) // width + 1
+    """(ranks, buckets), reduced over the steps of each bucket; fills in ``special``, of the same shape. ``shown``: the
+    first and the last step, and how many are in a bucket."""
+    first, last, width = shown
     numbers = np.array(ranks, np.int64)
     order = np.argsort(numbers)
     start, fold = _FOLDS[reduce]
-    found, count = np.full((len(ranks), places), start), np.zeros((len(ranks), places))
+    found, count = np.full(special.shape, start), np.zeros(special.shape)
     for rank, merged in run.recording().by_rank(tap, first, last, ranks):
         value = derive(statistic, merged.vector, merged.shift)
         row, column = order[np.searchsorted(numbers[order], rank)], (merged.key - first) // width
@@ -202,7 +213,8 @@ _FOLDS: Final[dict[str, tuple[float, Any]]] = {
 
 def _grid(service: Service, call: Call) -> object:
     run, tap, statistic = run_of(service, call), call.text("tap"), call.text("statistic")
-    step = step_of(run, tap, "statistics", call.maybe("step"))
+    step = step_of(service, call, run, tap, "statistics")
+    last = newest_of(service, call, run, tap, "statistics")
     places = service.coordinates(run)
     cells: list[dict[str, Any]] = []
     for ranks, merged in run.recording().by_rank(tap, step, step):
@@ -210,7 +222,8 @@ def _grid(service: Service, call: Call) -> object:
         for place, rank in enumerate(ranks.tolist()):
             about = {"rank": rank, "coordinates": places.get(rank, {}), "value": float(value[place])}
             cells.append({**about, "nan": int(nan[place]), "inf": int(inf[place])})
-    return {"tap": tap, "statistic": statistic, "step": step, "ranks": cells}
+    complete = last.complete or step < last.step
+    return {"tap": tap, "statistic": statistic, "step": step, "complete": complete, "ranks": cells}
 
 
 ENDPOINTS: Final = (
@@ -280,6 +293,7 @@ ENDPOINTS: Final = (
             tap=TEXT,
             statistic=TEXT,
             step=INTEGER,
+            complete=said(TRUTH, "Everything of this step has come: each rank sent it, and all microbatches of it."),
             ranks=listed(
                 record(
                     rank=INTEGER,

@@ -34,6 +34,7 @@ def _about(service: Service, call: Call) -> object:
         "api": 1,
         "started_unix_ns": service.started_ns,
         "attached": service.attached,
+        "directory": str(service.runs.directories()[0]),
         "allow_perturb": service.allow_perturb,
         "control": service.allow_perturb and call.caller.control,
         "control_seconds": round(service.tokens.control_left(session)),
@@ -91,6 +92,9 @@ ENDPOINTS: Final = (
             api=INTEGER,
             started_unix_ns=INTEGER,
             attached=said(TRUTH, "It belongs to a job."),
+            directory=said(
+                TEXT, "Into which that job records; of recordings the first: trimtab scope open finds it there."
+            ),
             allow_perturb=TRUTH,
             control=said(TRUTH, "This session may disturb."),
             control_seconds=INTEGER,
