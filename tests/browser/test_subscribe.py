@@ -11,7 +11,7 @@ from browser_runs import CLEAN_RUN
 from browser_site import Site
 from playwright.sync_api import Locator, Page, expect
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 NOT_YET = "status of 404|answer 404"
 
 

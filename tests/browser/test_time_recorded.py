@@ -11,7 +11,7 @@ from browser_site import Site
 from browser_training import BREAK_STEPS, FLIP_STEPS, STEPS
 from playwright.sync_api import Page, expect
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 LAST = STEPS - 1
 
 

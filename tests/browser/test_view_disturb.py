@@ -16,7 +16,7 @@ from browser_runs import DISTURBED_RUN, HOSTILE, HOSTILE_RUN
 from browser_site import Site
 from playwright.sync_api import Locator, Page, expect
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 TAP = "layers.1.mlp.output"
 WEIGHT = "parameters.decoder.layers.1.mlp.linear_fc2.weight"
 REFUSED = "status of 403|answer 403"

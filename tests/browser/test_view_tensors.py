@@ -58,7 +58,8 @@ def test_a_card_becomes_large_and_its_cells_are_those_of_the_api(pages: Pages, r
     page.goto(f"{page.url}&tensors.row=70&tensors.column=5")
     shown = panel.locator("[data-readout]").first
     # the second rank's heads are 2 and 3; tile 70 begins with its row 140 - 96 = 44, that of token 11
-    expect(shown).to_contain_text("s 11 b 0 n 2")
+    assert served.arrays["places"][70].tolist() == [[11, 0, 2], [11, 0, 3]]
+    expect(shown).to_contain_text("s 11 b 0 n 2\N{EN DASH}3")
     span = float(values.max() - values.min())
     assert _number(shown.inner_text()) == pytest.approx(values[70, 5], abs=span / 400)
     bars = panel.get_by_role("application", name=re.compile("^Values of s 11 b 0 n 2"))

@@ -313,19 +313,21 @@ def placed(axes: tuple[str, ...], labels: list[str], tall: int = 1) -> list[Fram
     for axis in axes:
         at = labels.index("n" if axis == "tp" else "s")
         halved = [(shard, np.split(part, 4 if axis == "cp" else 2, axis=at)) for shard, part in cut]
-        cut = [
-            ((*shard, (axis, index, 2)), np.concatenate((pieces[index], pieces[3 - index]), at) if axis == "cp" else pieces[index])
-            for shard, pieces in halved
-            for index in range(2)
-        ]  # fmt: skip
+        if axis == "cp":
+            halved = [(shard, [np.concatenate((p[i], p[3 - i]), at) for i in range(2)]) for shard, p in halved]
+        cut = [((*shard, (axis, index, 2)), pieces[index]) for shard, pieces in halved for index in range(2)]
     found = []
     for rank, (shard, part) in enumerate(cut):
         matrix = part.reshape(-1, part.shape[-1])
         levels = np.zeros((-(-len(matrix) // tall), 3), np.uint8)
         levels[:] = matrix[::tall, :1] // 3  # which row of the whole each row of tiles begins with
-        first = dict((name, index) for name, index, _ in shard).get("tp", 0) * 2
+        first = {name: index for name, index, _ in shard}.get("tp", 0) * 2
         meta = {"shape": list(part.shape), "heads": [first, part.shape[labels.index("n")], 4]}
-        arrays = {"tiles": levels, "scale": np.float32([0, 253]), "extent": np.array([*matrix.shape, tall, 1])}
+        arrays = {
+            "tiles": levels,
+            "scale": np.array([0, 253], np.float32),
+            "extent": np.array([*matrix.shape, tall, 1]),
+        }
         found.append(frame("tiles", arrays, shard, rank, labels, meta=meta))
     return found
 
@@ -351,14 +353,8 @@ def test_a_row_of_tiles_says_its_block_or_that_it_is_none():
     odd = merge_frames(placed(("tp",), list("sbnd"), tall=3)).arrays["places"]
     assert odd[0].tolist() == [[0, 0, 0], [-1, -1, -1]]
     assert odd[10].tolist() == [[7, 1, 0], [7, 1, 1]]  # the last ones of the first part
-    rows = [
-        frame("rows", {"values": np.zeros((1, 3)), "index": np.array([5])}, one.shard, one.rank, list("sbnd"), meta=dict(one.meta))
-        for one in placed(("tp",), list("sbnd"))
-    ]  # fmt: skip
+    row = {"values": np.zeros((1, 3)), "index": np.array([5])}
+    rows = [replace(one, what="rows", arrays=row) for one in placed(("tp",), list("sbnd"))]
     assert merge_frames(rows).arrays["places"][:, 0].tolist() == [[1, 0, 1], [1, 0, 3]]
-    assert (
-        "places"
-        not in merge_frames(
-            [frame("tiles", one.arrays, one.shard, one.rank) for one in placed(("tp",), list("sbnd"))]
-        ).arrays
-    )
+    unsaid = [replace(one, meta={"labels": list("sbnd")}) for one in placed(("tp",), list("sbnd"))]
+    assert "places" not in merge_frames(unsaid).arrays

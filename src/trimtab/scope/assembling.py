@@ -59,10 +59,10 @@ def _tile_places(frames: Sequence[Frame]) -> Arrays:
     for rows_of, place in zip(ends, found, strict=True):
         place[_many(place) != rows_of[:, 1] - rows_of[:, 0] + 1, 1] = -1
     starts = np.cumsum([0, *map(len, found)])
-    numbered = [
-        np.broadcast_to(np.arange(start, start + len(place))[:, None], frame.arrays["tiles"].shape)
-        for frame, place, start in zip(frames, found, starts, strict=False)
-    ]
+    numbered: list[NDArray[np.int64]] = []
+    for frame, place, start in zip(frames, found, starts.tolist(), strict=False):
+        column = np.arange(start, start + len(place), dtype=np.int64)[:, None]
+        numbered.append(np.repeat(column, frame.arrays["tiles"].shape[1], axis=1))
     return {"places": np.concatenate(found)[_laid(frames, numbered, _matrix_dimension)[:, 0]]}
 
 

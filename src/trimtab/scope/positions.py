@@ -1,5 +1,5 @@
-"""Where in the whole tensor the rows of its parts lie. Parts that are laid below each other do not always go on where the
-one before ends: of a tensor of tokens and heads that is cut over heads, each begins with the first token anew."""
+"""Where in the whole tensor the rows of its parts lie. Parts that are laid below each other do not always go on where
+the one before ends: of a tensor of tokens and heads that is cut over heads, each begins with the first token anew."""
 
 from __future__ import annotations
 
@@ -90,8 +90,5 @@ def _numbered_heads(frames: Sequence[Frame], labels: Sequence[str], shapes: Sequ
     found = next((dimension for dimension, label in enumerate(labels[:-1]) if label in HEADS), None)
     if found is None:
         return None
-    said = [frame.meta.get("heads") for frame in frames]
-    fits = all(
-        isinstance(one, list | tuple) and one[1] == shape[found] for one, shape in zip(said, shapes, strict=True)
-    )
-    return found if fits else None
+    said = [cast("Sequence[int] | None", frame.meta.get("heads")) for frame in frames]
+    return found if all(one and one[1] == shape[found] for one, shape in zip(said, shapes, strict=True)) else None

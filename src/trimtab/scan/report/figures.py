@@ -157,7 +157,7 @@ def lost(plots: ReportPlots) -> Figure | None:
         traces.append(_bars("waiting, all of it", "var(--wait)", ranks, plots.waited_by_rank, 1e3, "ms a step"))
     caption = (
         "Red is time on the critical path that a rank's peers do not need. Without it other work comes to be critical, "
-        "so that a step gains less: what a replay gains is with the finding. Amber is all waiting, for whatever reason; "
+        "so that a step gains less: what a replay gains is with the finding. Amber is all waiting for whatever reason; "
         "what of it a finding causes is with its victims. A rank with much amber and no red is a victim, however late "
         "it looks."
     )

@@ -359,8 +359,8 @@ class Collector:
                     self._call(callback, received)
 
     def _note_ranks(self) -> None:
-        """Of which ranks it is a recording. They learn where they stand when their models are built: while some know and
-        others do not, it is waited for the others."""
+        """Of which ranks it is a recording. They learn where they stand when their models are built: while some know
+        and others do not, it is waited for the others."""
         recorder, ranks = self._recorder, self._snapshot()
         if recorder is None or not ranks.complete:
             return

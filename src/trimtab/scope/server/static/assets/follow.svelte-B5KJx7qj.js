@@ -1,1 +1,0 @@
-import{$ as e,ft as t,nt as n}from"./Choice-DsULVXa6.js";function r({server:r,time:i},a){let o=t(()=>i.isLive?JSON.stringify(a()):`null`);n(()=>{let t=JSON.parse(e(o));if(!t?.pattern)return;let{rank:n,...i}=t;return r.live.want({...i,...n===void 0?{}:{ranks:[n]}})})}export{r as t};

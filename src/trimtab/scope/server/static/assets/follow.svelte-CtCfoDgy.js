@@ -1,0 +1,1 @@
+import{at as e,ht as t,nt as n}from"./Choice-BOhD9q1w.js";function r({server:r,time:i},a){let o=t(()=>i.isLive?JSON.stringify(a()):`null`);e(()=>{let e=JSON.parse(n(o));if(!e?.pattern)return;let{rank:t,...i}=e;return r.live.want({...i,...t===void 0?{}:{ranks:[t]}})})}export{r as t};

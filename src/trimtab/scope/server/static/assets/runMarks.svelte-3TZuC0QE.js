@@ -1,1 +1,0 @@
-import{$ as e,ft as t}from"./Choice-DsULVXa6.js";import{t as n}from"./index-DZYinAea.js";var r={perturbation:`perturbation`,alarm:`finding`,finding:`finding`,notice:`note`};function i(r){let i=n(r),o=t(()=>i.all.map(a));return{get marks(){return e(o)}}}function a({kind:e,step:t,text:n}){return{kind:r[e],step:t,label:n}}export{i as t};

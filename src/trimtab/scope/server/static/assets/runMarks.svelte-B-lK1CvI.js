@@ -1,0 +1,1 @@
+import{ht as e,nt as t}from"./Choice-BOhD9q1w.js";import{t as n}from"./index-CFUtxwvy.js";var r={perturbation:`perturbation`,alarm:`finding`,finding:`finding`,notice:`note`};function i(r){let i=n(r),o=e(()=>i.all.map(a));return{get marks(){return t(o)}}}function a({kind:e,step:t,text:n}){return{kind:r[e],step:t,label:n}}export{i as t};
