@@ -23,8 +23,11 @@ LOG: Final = "scope.log"
 _NEEDED: Final = ("starlette", "uvicorn", "websockets")
 _LOOK_SECONDS: Final = 0.2
 _ENDS_WITHIN: Final = 15.0
-_PICTURES: Final = 5
-"""Moments of which heat maps, attention and components are recorded."""
+_FIGURES: Final = 6
+"""Moments of which statistics are recorded. The steps between them are as if nobody looked: the demo is to show what
+slows a job, and on two cores eight ranks have no time to spare."""
+_PICTURES: Final = 3
+"""Moments of which heat maps, attention and components are recorded, too."""
 Talk = Callable[[str], None]
 
 
@@ -45,11 +48,11 @@ def recording(run_directory: Path, steps: int, environment: Mapping[str, str], t
 
 def _wishes(steps: int) -> tuple[Subscription, ...]:
     """Something for every view, of one microbatch, and what is large seldom: a demo on two cores has none to spare."""
-    each = When(microbatches=(0,))
+    each = When(every=max(steps // _FIGURES, 1), microbatches=(0,))
     seldom = When(every=max(steps // _PICTURES, 1), microbatches=(0,))
     return (
         Subscription("{embedding.output,layers.*.mlp.output,layers.*.output,logits,loss}", when=each),
-        Subscription("layers.*.output", "histogram", When(every=2, microbatches=(0,))),
+        Subscription("layers.*.output", "histogram", each),
         Subscription("layers.*.{attention.{q,k,v},residual,mlp.hidden,mlp.output,output}", "tiles", seldom),
         Subscription("layers.*.attention.map", "attention", seldom),
         Subscription("layers.*.output", "pca", seldom),
