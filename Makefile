@@ -127,11 +127,11 @@ fuzz: $(VENV)/.dev
 	@mkdir -p build/fuzz && cd build/fuzz && $(CURDIR)/$(BIN)/python $(CURDIR)/tests/fuzz/fuzz.py all $(FUZZ_SECONDS)
 
 # Tests of values run in several processes (WORKERS=2), a file in one of them; those that start processes of their own, and
-# look at how long things take, have the machine for themselves. A page waits for its server half of the time, so that
-# two pages are opened at a time. All are run whatever the first ones found. pytest comes last: its closing line is the
-# last to see.
+# look at how long things take, have the machine for themselves: pages, too, as one of their fixtures is a job that trains,
+# and two of these leave no processor to a browser. All are run whatever the first ones found. pytest comes last: its
+# closing line is the last to see.
 pytest = found=0; $(BIN)/python -m pytest $(1) tests/unit -n $(WORKERS) --dist loadfile || found=1; \
-    $(BIN)/python -m pytest $(1) tests/browser -n $(WORKERS) --dist loadfile || found=1; \
+    $(BIN)/python -m pytest $(1) tests/browser || found=1; \
     $(BIN)/python -m pytest $(1) tests/dist tests/drills tests/gpu && exit $$found
 
 test: $(VENV)/.dev chromium
