@@ -6,23 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trimtab.fbd.advise.training import Training
-
-Table = tuple[tuple[float, ...], ...]
-
-
-class Times(Protocol):
-    """Measured times, ``[stage][chunk]`` and seconds; :class:`trimtab.scan.pipeline_times.PipelineTimes` has them."""
-
-    @property
-    def microbatches(self) -> int: ...
-    @property
-    def forward(self) -> Table: ...
-    @property
-    def backward(self) -> Table: ...
-    @property
-    def wgrad(self) -> Table: ...
-    @property
-    def transfer(self) -> float: ...
+from trimtab.pipeline.simulate.recorded import Times
 
 
 class Exposed(Protocol):
