@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
-from scope_statistics import gpu_seconds, gpu_ways, in_turn
 from tests.unit.scope_tensors import DTYPES, check, tensors
 
 from trimtab.scope import vector as v
@@ -71,7 +69,7 @@ def test_shards_merge_to_the_whole() -> None:
     merged = v.derive(*v.merge([p.vector.cpu().numpy() for p in parts], [float(p.shift) for p in parts]))
     whole = v.derive(v.vector_of(x.double().cpu().numpy(), 150.0), 150.0)
     for name, value in whole.as_dict().items():
-        assert merged.as_dict()[name] == pytest.approx(value, rel=1e-6), name
+        assert merged.as_dict()[name] == pytest.approx(value, rel=1e-6, abs=1e-6), name
 
 
 def test_until_compiled_operators_measure_and_then_the_kernel() -> None:
@@ -115,11 +113,3 @@ def test_tiles_and_components_are_those_of_the_cpu() -> None:
     torch.testing.assert_close(found.variance.cpu(), expected.variance, rtol=1e-2, atol=0)
     signs = (there.axes[:, :3].cpu() * here.axes[:, :3]).sum(0).sign()
     torch.testing.assert_close(found.coordinates.cpu() * signs, expected.coordinates, rtol=0, atol=0.2)
-
-
-@pytest.mark.slow
-def test_the_vector_is_read_at_sixty_percent_of_a_copys_bandwidth() -> None:
-    x = torch.randn(1 << 28, device=CUDA).to(torch.bfloat16)
-    times = in_turn(gpu_ways(x), 9, gpu_seconds)
-    found = {way: statistics.median(each) for way, each in times.items()}
-    assert found["copy"] / 2 / found["vector"] >= 0.6, found

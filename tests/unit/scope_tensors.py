@@ -37,6 +37,8 @@ def tensors(dtype: torch.dtype, many: int = 30_000) -> Iterator[tuple[str, Tenso
     yield "subnormal", (normal(many) * 1e-39).to(dtype)
     yield "outlier", outlier.to(dtype)
     yield "many octaves", wide.to(dtype)
+    # The unit is that of the first tile: no sum at one place of a tile overflows, all of them together do.
+    yield "small, then large", torch.cat([normal(2048), normal(many) * 1e9]).to(dtype)
     yield "ones, then small", late.to(dtype)
     # In Triton's kernel two programs, of which one has a shift, and is skewed about it.
     yield "two shifts", torch.cat([normal(12_288), normal(12_288).square() * 3 + 10]).to(dtype)

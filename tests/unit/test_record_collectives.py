@@ -20,6 +20,7 @@ import torch.distributed._functional_collectives as functional  # noqa: E402
 from torch._C._distributed_c10d import ProcessGroup, Work, _create_work_from_future  # noqa: E402
 
 from trimtab.events import NAME_WAIT, STREAM_COMM, STREAM_COMPUTE, Kind  # noqa: E402
+from trimtab.record.communication import collectives, works  # noqa: E402
 from trimtab.record.communication.collectives import Interception  # noqa: E402
 from trimtab.record.communication.groups import Groups  # noqa: E402
 from trimtab.record.communication.late import late_work  # noqa: E402
@@ -532,3 +533,49 @@ def test_what_a_cuda_graph_captures_is_not_recorded(
     dist.all_reduce(torch.ones(1))
     dist.broadcast(torch.ones(1), 0, async_op=True).wait()
     assert (log.communications, log.spans) == ([], [])
+
+
+class Negating:
+    """Disturbs every communication: what it brings is negated, at once."""
+
+    def begins(self, operator: Any, group: Any, peer: int, outputs: Any) -> Any:
+        return "name", None, 7_000, None
+
+    def outgoing(self, tensors: Any, begun: Any) -> Any:
+        return tensors
+
+    def arrived(self, outputs: Any, begun: Any) -> None:
+        for tensor in outputs:
+            tensor.neg_()
+
+
+class NoWork:
+    """Of a backend that has none for who is not asynchronous, as NCCL since PyTorch 2.8."""
+
+    @staticmethod
+    def unbox(boxed: Any) -> None:
+        return None
+
+
+def test_on_nccl_what_is_not_asynchronous_has_no_work_and_is_changed_and_late_in_the_current_stream(
+    on_stream: tuple[Log, Interception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, interception = on_stream
+    if interception.compiled:
+        pytest.skip("where something is disturbed, the kernels are in Python")
+    held: list[int] = []
+    monkeypatch.setattr(works, "occupy_stream", held.append)
+    monkeypatch.setattr(collectives, "Work", NoWork)
+    interception.disturb = Negating()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [-1.0, -1.0]
+    assert held == [7_000]
+    assert [event["stream"] for event in log.communications] == [STREAM_COMPUTE]
+
+    methods = interception._methods
+    methods._starting_together(lambda group: None)(dist.group.WORLD)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [-1.0, -1.0], "what is issued together is not there yet"
+    methods._ending_together(lambda group: None)(dist.group.WORLD)
+    assert tensor.tolist() == [1.0, 1.0]

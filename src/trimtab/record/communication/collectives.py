@@ -45,6 +45,7 @@ from trimtab.record.recorder import Recorder
 LinkDelay = Callable[[tuple[int, ...]], int]
 """Extra nanoseconds until a communication between these global ranks is complete."""
 
+Change = Callable[[], None]
 _KEY: Final = "BackendSelect"
 
 
@@ -267,17 +268,25 @@ class Interception:
     def _issued(self, pending: Pending, result: Any, arguments: tuple[Any, ...]) -> Any:
         """The backend has the communication; returns what the operator is to return."""
         boxed = result[-1] if type(result) is tuple else result
-        if boxed is None:
-            if pending.disturbed is not None and self.disturb is not None and pending.operator.kind is not Kind.SEND:
-                self.disturb.arrived(arguments[0], pending.disturbed)
+        work = None if boxed is None else Work.unbox(boxed)
+        delay, change = 0, None
+        if self._link_delay is not None or pending.disturbed is not None:
+            delay, change = self._lateness(pending, arguments)
+        if (
+            work is None
+        ):  # it has run already, or, of NCCL when the caller is not asynchronous, is in the current stream
+            if pending.group.is_nccl:
+                pending.delay_ns = delay
+            if change is not None and not (pending.group.is_nccl and self._works.change_together(change)):
+                change()
             self._works.issued(pending, 0, NOTHING)
             return result
-        if self._link_delay is not None or pending.disturbed is not None:
-            boxed, result = self._delay(pending, result, boxed, arguments)
+        if delay > 0 or change is not None:
+            work, boxed = self._late(pending, work, boxed, delay, change, arguments)
+            result = (*result[:-1], boxed) if isinstance(result, tuple) else boxed
         if pending.at_once:
             self._works.issued(pending, SOME_ADDRESS, NOTHING)  # nobody will ask for it by its address
         else:
-            work = Work.unbox(boxed)
             self._works.issued(pending, address_of(work), PythonIssue(work, arguments[0], self._works.called_back))
         return result
 
@@ -295,29 +304,33 @@ class Interception:
             self._complaints.about("a perturbation of communication", error)
         return arguments
 
-    def _delay(self, pending: Pending, result: Any, boxed: Any, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-        """A late work in the place of the backend's, if a slow link is concerned or somebody disturbs it."""
-        collective = pending.operator.kind is Kind.COLLECTIVE
-        delay, change = 0, None
+    def _lateness(self, pending: Pending, arguments: tuple[Any, ...]) -> tuple[int, Change | None]:
+        """By how many nanoseconds it is to be late, and what is to be changed of what it has brought: where a slow link
+        is concerned, or somebody disturbs it."""
+        operator, delay, change = pending.operator, 0, None
         if self._link_delay is not None:
+            collective = operator.kind is Kind.COLLECTIVE
             delay = self._link_delay(pending.group.ranks if collective else (pending.src, pending.dst))
         disturb, begun = self.disturb, pending.disturbed
         if begun is not None and disturb is not None:
             delay += begun[2]
-            if pending.operator.kind is not Kind.SEND:
+            if operator.kind is not Kind.SEND:
                 change = functools.partial(disturb.arrived, arguments[0], begun)
-        if delay <= 0 and change is None:
-            return boxed, result
-        if pending.group.is_nccl:  # the device is to be late, not the host
-            pending.delay_ns = delay
-            if change is None or self._works.change_together(change):
-                return boxed, result
-            pending.kept = Work.unbox(boxed)
-            boxed = changed_work(pending.kept, change).boxed()
-        else:
-            late, pending.late = late_work(Work.unbox(boxed), arguments[0], delay, change=change)
-            boxed = late.boxed()
-        return boxed, (*result[:-1], boxed) if isinstance(result, tuple) else boxed
+        return delay, change
+
+    def _late(
+        self, pending: Pending, work: Work, boxed: Any, delay: int, change: Change | None, arguments: tuple[Any, ...]
+    ) -> tuple[Work, Any]:
+        """A late work in the place of the backend's; as it is, and as an operator returns it."""
+        if not pending.group.is_nccl:
+            late, pending.late = late_work(work, arguments[0], delay, change=change)
+            return late, late.boxed()
+        pending.delay_ns = delay  # the device is to be late, not the host
+        if change is None or self._works.change_together(change):
+            return work, boxed
+        pending.kept = work
+        changed = changed_work(work, change)
+        return changed, changed.boxed()
 
     def _wait_tensor_kernel(self, after: Any) -> Callable[..., Any]:
         redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed

@@ -105,6 +105,7 @@ class Works:
         elif self._coalesced is not None and pending.group.is_nccl:
             self._coalesced.append(pending)
         elif not address:  # it has run already (or, on NCCL, sits in the current stream)
+            self._hold_up(pending)
             self._end_in_place(pending)
         elif pending.group.is_nccl:
             self._issued_on_stream(pending, address, issue)

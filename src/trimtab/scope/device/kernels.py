@@ -38,6 +38,8 @@ SHIFT = tl.constexpr(11)
 UNIT = tl.constexpr(12)
 """Columns of a row of partial results: the fields of a vector (sums in units of ``UNIT``), then these two."""
 INFINITY = tl.constexpr(float("inf"))
+MOST = tl.constexpr(1e35)
+"""Of a sum at one place of a tile: all places together stay below what a float32 holds."""
 FIELDS = tl.constexpr(32)
 """Packed counters of exponents at each place of a tile."""
 TOGETHER = tl.constexpr(4)
@@ -119,7 +121,7 @@ def partial_statistics(
                 counted += _unpack(every, upper)
 
     # 3. Where a value was not finite, where the unit was far too small, and at the end of the tensor: once more.
-    fine = whole & (low > -INFINITY) & (high < INFINITY) & (s4 < INFINITY)
+    fine = whole & (low > -INFINITY) & (high < INFINITY) & (s4 < MOST)
     careful = tl.sum((fine == 0).to(tl.int32), 0) > 0
     if careful:
         largest = tl.zeros([BLOCK], tl.int32)

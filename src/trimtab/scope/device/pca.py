@@ -194,7 +194,10 @@ def _promoted(variance: Tensor, shown: int) -> Tensor:
     order = torch.arange(variance.shape[0], device=variance.device)
     if shown == variance.shape[0]:
         return order
-    weakest, strongest = variance[:shown].argmin(), shown + variance[shown:].argmax()
-    swap = variance[strongest] > _PROMOTION * variance[weakest]
-    moved = order.scatter(0, weakest[None], torch.where(swap, strongest, weakest)[None])
-    return moved.scatter(0, strongest[None], torch.where(swap, weakest, strongest)[None])
+    # By min and max with dimensions: indexing with a tensor of one number would wait for the device.
+    weak, weakest = variance[:shown].min(0, keepdim=True)
+    strong, strongest = variance[shown:].max(0, keepdim=True)
+    strongest = strongest + shown
+    swap = strong > _PROMOTION * weak
+    moved = order.scatter(0, weakest, torch.where(swap, strongest, weakest))
+    return moved.scatter(0, strongest, torch.where(swap, weakest, strongest))
