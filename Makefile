@@ -97,14 +97,15 @@ check-web: web/node_modules/.installed build/web/openapi.json
 	    { echo "web/ or the server's API has changed; run make web and commit $(PAGE) and web/src/api/schema.d.ts" >&2; exit 1; }
 
 # The tests of the page need a browser, and have none downloaded: the system's is taken, and put there where that is
-# allowed. Where it is not, the tests say what to do.
+# allowed. Where it is not, the tests say what to do. Debian's shell without windows takes a quarter less of the processor.
 chromium:
-	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
+	@for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit 0; done; \
 	    command -v apt-get > /dev/null || exit 0; \
 	    if [ "$$(id -u)" = 0 ]; then root=; elif sudo -n true 2> /dev/null; then root="sudo -n"; else exit 0; fi; \
-	    echo "Installing chromium, for the tests of the page; this takes a minute." >&2; \
+	    echo "Installing Chromium, for the tests of the page; this takes a minute." >&2; \
 	    apt="$$root env DEBIAN_FRONTEND=noninteractive apt-get -qq"; \
-	    { $$apt update; $$apt install -y --no-install-recommends chromium fonts-liberation; } > /dev/null 2>&1 || true
+	    { $$apt update; for name in chromium-headless-shell chromium; do \
+	        $$apt install -y --no-install-recommends $$name fonts-liberation && exit 0; done; } > /dev/null 2>&1 || true
 
 # The pictures of the documentation, of real runs, as the page that is shipped shows them.
 screenshots: $(VENV)/.dev chromium
@@ -126,23 +127,35 @@ fuzz: $(VENV)/.dev
 	@$(PIP) install "atheris>=3"
 	@mkdir -p build/fuzz && cd build/fuzz && $(CURDIR)/$(BIN)/python $(CURDIR)/tests/fuzz/fuzz.py all $(FUZZ_SECONDS)
 
-# Tests of values run in several processes (WORKERS=2), a file in one of them; those that start processes of their own, and
-# look at how long things take, have the machine for themselves: pages, too, as one of their fixtures is a job that trains,
-# and two of these leave no processor to a browser. All are run whatever the first ones found. pytest comes last: its
-# closing line is the last to see.
-pytest = found=0; $(BIN)/python -m pytest $(1) tests/unit -n $(WORKERS) --dist loadfile || found=1; \
-    $(BIN)/python -m pytest $(1) tests/browser || found=1; \
-    $(BIN)/python -m pytest $(1) tests/dist tests/drills tests/gpu && exit $$found
+# Two rows of tests at once, which keep two cores busy: what starts processes of its own, one test after the other, as it
+# waits half of its time; and beside it, giving way to it, tests of values in WORKERS processes (a file in one of them), then
+# those of the page, in one, as one of their fixtures is a job that trains. What is said of a run's times is tested last, as
+# nothing else may run then (the marker alone); its closing line is the last to see. All are run whatever was found before.
+MARKS = not slow and not nightly
+pytest = $(BIN)/python -m pytest -m "$(MARKS) and $(1)"
 
-test: $(VENV)/.dev chromium
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync check docs
-	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
-	@$(call pytest,)
+.PHONY: tests tests-processes tests-beside
 
-test-all: $(VENV)/.dev chromium
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync check docs
+tests: $(VENV)/.dev chromium
 	@$(BIN)/trimtab compile || echo "The compiled kernels are not tested: no compiler works here." >&2
-	@$(call pytest,-m "not nightly")
+	@echo "Testing, in two rows; each is shown when it is through, which takes minutes." >&2
+	@found=0; $(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync tests-processes tests-beside || found=1; \
+	    $(call pytest,alone) $$(grep -rl --include="test_*.py" mark.alone tests/dist) tests/gpu && exit $$found
+
+tests-processes:
+	@$(call pytest,not alone) tests/dist tests/drills
+
+tests-beside:
+	@found=0; nice -n 5 $(call pytest,not alone) tests/unit -n $(WORKERS) --dist loadfile || found=1; \
+	    nice -n 5 $(call pytest,not alone) tests/browser && exit $$found
+
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync check docs
+	@$(MAKE) --no-print-directory tests
+
+test-all: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync check docs
+	@$(MAKE) --no-print-directory tests MARKS="not nightly"
 
 # make test tries pipelines of every kind in all pairs of their choices; this one in all combinations, which takes the
 # better part of an hour by itself.

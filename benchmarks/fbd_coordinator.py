@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trimtab.fbd.coordinator.exchange import GroupExchange
-from trimtab.fbd.coordinator.launcher import Coordinator
-from trimtab.fbd.coordinator.memberships import Memberships
-from trimtab.fbd.coordinator.rounds import Rounds
+from trimtab.coordinator.exchange import GroupExchange
+from trimtab.coordinator.launcher import Coordinator
+from trimtab.coordinator.memberships import Memberships
+from trimtab.coordinator.rounds import Rounds
 
 SIZES = (8, 64, 512)
 GROUP = 8

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline_gpu_model import TINY, Sizes
+
 STAGES = 4
 SHARE = 25
 SLOW_SHARE = 15
@@ -59,25 +61,6 @@ CASES = (
     Case("zb-v", "auto", "5.5"),
 )
 """1F1B and ZB-V take 4 microbatches' activations, interleaved 5.5: what deviates gets one or the other."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of the model, and of what is run."""
-
-    layers: int = 2
-    """A stage's."""
-    hidden: int = 4096
-    inner: int = 14336
-    heads: int = 32
-    groups: int = 8
-    """Heads of keys and values."""
-    vocabulary: int = 32000
-    sequence: int = 4096
-    microbatches: tuple[int, ...] = (8, 16)
-
-
-TINY = Sizes(layers=2, hidden=64, inner=96, heads=4, groups=2, vocabulary=128, sequence=32, microbatches=(4,))
 
 
 @dataclass(frozen=True)

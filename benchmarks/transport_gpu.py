@@ -1,7 +1,8 @@
-"""The transport between two processes on one GPU, over CUDA IPC: benchmarks/transport.md.
+"""The transport between two processes with GPUs, over CUDA IPC: benchmarks/transport.md.
 
 ``python benchmarks/transport_gpu.py`` needs a CUDA GPU and UCX with CUDA (the wheel libucx-cu12 or libucx-cu13). Two
 processes share the GPU by time slices unless the MPS daemon runs; ``--mps`` starts one for this run and ends it again.
+Between two GPUs, against NCCL: ``python benchmarks/multi_gpu_pipeline.py --only links``.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _rank(rank: int, port: int, seconds: float, library: str, pipe: Any) -> None
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.cuda.set_device(0)
     transport = open_transport("ucx", rank, 2, group_exchange(), TransportConfig("ucx", library), "cuda:0")
-    checked = _check(rank, transport)
+    checked = check(rank, transport)
     times = {size: _measure(rank, transport, size, seconds) for size in SIZES}
     transport.close()
     if rank == 0:
@@ -78,16 +79,19 @@ def _next(transport: Any) -> Message:
     return message
 
 
-def _check(rank: int, transport: Any) -> str:
+def check(rank: int, transport: Any, device: str = "cuda") -> str:
     """Contents are right when the sender sends the last microbatch first, each as soon as its kernel has run."""
-    generator = torch.Generator(device="cuda").manual_seed(1)
-    wanted = torch.randint(0, 256, (MANY, EACH), dtype=torch.uint8, device="cuda", generator=generator)
+    generator = torch.Generator(device=device).manual_seed(1)
+    wanted = torch.randint(0, 256, (MANY, EACH), dtype=torch.uint8, device=device, generator=generator)
     came: dict[int, Message] = {}
     for tag in reversed(range(MANY)):
         tensor = wanted[tag] ^ rank
-        made = torch.cuda.Event()
-        made.record()
-        transport.send(1 - rank, Label(bool(tag % 2), tag // 2 % 2, tag), (tensor,), ready=made.query)
+        ready = None
+        if device == "cuda":
+            made = torch.cuda.Event()
+            made.record()
+            ready = made.query
+        transport.send(1 - rank, Label(bool(tag % 2), tag // 2 % 2, tag), (tensor,), ready=ready)
         del tensor
     while len(came) < MANY:
         transport.wait(None)

@@ -177,8 +177,8 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
     )
 
 
-def build_model(args: argparse.Namespace, config: TransformerConfig) -> list[Any]:
-    """The model chunks of this rank, wrapped for mixed precision and data parallelism."""
+def build_chunks(args: argparse.Namespace, config: TransformerConfig) -> list[Any]:
+    """The model chunks of this rank, wrapped for mixed precision."""
     chunks: list[Any] = []
     for chunk in range(args.vpp):
         virtual = chunk if args.vpp > 1 else None
@@ -194,6 +194,12 @@ def build_model(args: argparse.Namespace, config: TransformerConfig) -> list[Any
         initialise(model, args)
         model = model.cuda() if CUDA else model
         chunks.append(Float16Module(config, model) if args.bf16 else model)
+    return chunks
+
+
+def build_model(args: argparse.Namespace, config: TransformerConfig) -> list[Any]:
+    """The model chunks of this rank, wrapped for mixed precision and data parallelism."""
+    chunks = build_chunks(args, config)
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=args.overlap_grad_reduce,

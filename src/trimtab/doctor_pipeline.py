@@ -39,7 +39,7 @@ def _transport(config: Config) -> Seen:
 
     wanted = settings.kind == "ucx" or bool(settings.ucx_library)
     try:
-        ucx = load_ucx(settings.ucx_library)
+        ucx = load_ucx(settings.ucx_library, _has_gpu())
     except (OSError, ValueError) as error:
         way = "" if wanted else "; stages exchange messages over torch.distributed"
         return Seen(name, True if wanted and config.pipeline.policy != "off" else None, f"{error}{way}")

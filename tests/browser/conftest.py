@@ -27,10 +27,9 @@
     marked slow: at 10,000 steps.
 ``live``
     A server that may disturb (``live.control`` is the token), joined to a job of 4 ranks that trains meanwhile, rank 3
-    slow from step 60 on.
+    slow from step 60 on. Tests that use it come last, so that the job takes nothing from the others.
 
 ``site.get``, ``site.frames`` and ``site.post`` ask the same server as a program. ``expect`` waits up to half a minute.
-Two processes share the files out (``-n 2 --dist loadfile``); each makes what its files need.
 To test a bundle that is not committed: ``TRIMTAB_PAGE=/tmp/dist pytest tests/browser``.
 """
 
@@ -50,6 +49,11 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 _HERE = Path(__file__).parent
 _STARTS_WITHIN = 120.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A job that trains takes half a processor: it begins when the other tests are through."""
+    items.sort(key=lambda item: "live" in getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True)

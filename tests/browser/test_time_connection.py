@@ -27,7 +27,8 @@ def test_a_server_that_goes_away_and_is_started_again_needs_a_new_link_and_nothi
         expect(page.get_by_role("button", name="not connected")).to_be_visible()
         expect(slider).to_have_attribute("aria-valuenow", "9")
         site.start(port)
-        page.get_by_role("button", name="Try now").click()
+        # Unless the page has tried by itself since, which comes to the same: "Try now" is gone then.
+        page.get_by_role("button", name="Try now").evaluate_all("(found) => found.forEach((one) => one.click())")
         expect(page.get_by_text("This session is over")).to_be_visible()
         page.get_by_role("button", name="I have opened one").click()
         expect(page.get_by_text("This session is over")).to_be_visible()

@@ -17,6 +17,7 @@ from trimtab.scope.server import visiting
 pytest.importorskip("megatron.core")
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(1200)  # several attempts
 def test_demo_finds_the_slow_rank(tmp_path: Path) -> None:
     def attempt(number: int) -> Outcome:

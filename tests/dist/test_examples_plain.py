@@ -94,6 +94,7 @@ def _scan_here(folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(1000)  # several attempts, each with torchrun, where ranks import torch anew
 @pytest.mark.parametrize(
     ("script", "slow", "recorded", "scan"),

@@ -81,7 +81,7 @@ class Dawdling(Part):
         return super().forward(x)
 
 
-def train_replica(rank: int, policy: str) -> Any:
+def train_replica(rank: int, policy: str, reductions: str = "planned") -> Any:
     dist.init_process_group("gloo")
     pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -93,7 +93,8 @@ def train_replica(rank: int, policy: str) -> Any:
     targets = [torch.randn(2, 3, WIDTH) for _ in range(4)]
     own = [parts[p] for p in positions(number, 2, 2)]
     groups = {"group": pipelines[replica], "replicas": replicas[number]}
-    with Pipeline(own, squared, settings(policy=policy, order="interleaved"), **groups) as stage:
+    config = settings(policy=policy, order="interleaved", reductions=reductions)
+    with Pipeline(own, squared, config, **groups) as stage:
         stage.step(inputs, targets)
     return [[g.tolist() for g in part if g is not None] for part in gradients(own)]
 
@@ -111,6 +112,7 @@ def test_replicas_agree_whatever_order_each_has_run() -> None:
     assert planned[0] == planned[2]
     assert planned[1] == planned[3]
     assert greedy == planned
+    assert run_ranks(4, train_replica, "greedy", "agreed") == planned
 
 
 class Parallel(nn.Module):

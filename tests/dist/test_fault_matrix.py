@@ -198,6 +198,7 @@ def _cases() -> list[Any]:
     ]
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)  # several attempts
 @pytest.mark.parametrize(("name", "fault"), _cases())
 def test_the_fault_is_the_most_costly_finding(tmp_path: Path, name: str, fault: str) -> None:

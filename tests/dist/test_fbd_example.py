@@ -29,7 +29,8 @@ def _said(rank: int, arguments: list[str]) -> list[Any]:
     ("world", "arguments"),
     [
         pytest.param(2, ["--bf16"], id="bf16"),
-        pytest.param(6, ["--stages", "2", "--forwards", "2", "--mode", "recompute"], id="2:1-recompute"),
+        pytest.param(6, ["--stages", "2", "--forwards", "2", "--mode", "auto"], id="2:1-auto"),
+        pytest.param(4, ["--stages", "2", "--order", "dynamic"], id="dynamic", marks=pytest.mark.slow),
         pytest.param(3, ["--backwards", "2"], id="1:2", marks=pytest.mark.slow),
         pytest.param(6, ["--backwards", "2", "--accumulate", "2"], id="1:2-dp2", marks=pytest.mark.slow),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from trimtab.fbd.ranks import Layout, Role
 from trimtab.transport.opening import group_exchange, open_transport
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(150)]
-STEPS, EACH = 6, 2
+STEPS, EACH = 20, 2
 """Microbatches of a backward instance in a step."""
 WORDS, WIDTH, BATCH, TOKENS = 40, 16, 2, 6
 
@@ -98,14 +100,15 @@ def sum_of(sums: list[list[torch.Tensor]], place: int) -> torch.Tensor:
     return sums[0][place] if len(sums) == 1 else sums[0][place] + sums[1][place]
 
 
-def _train(process: int, sizes: list[int], mode: Any, dtype: str, spoil: str = "") -> list[Any]:
+def _train(process: int, sizes: list[int], mode: Any, dtype: str, spoil: str = "", options: Any = None) -> list[Any]:
     layout = Layout(2, forwards=sizes[0], backwards=sizes[1], cells=sizes[2])
     dist.init_process_group("gloo")
     groups = [dist.new_group(list(one)) for one in layout.data_groups()]
-    program = Program(layout, EACH * layout.backwards, stage, batch, mode, patience=40.0)
+    more = {"patience": 40.0} | (options or {})
+    program = Program(layout, EACH * layout.backwards, stage, batch, mode, **more)
     placement = program.placement
     placement.fits(dist.get_world_size())
-    transport = open_transport("torch", process, placement.world, group_exchange())
+    transport = open_transport("torch" if spoil != "ucx" else "auto", process, placement.world, group_exchange())
     (rank,) = placement.hosted(process)
     module = modules(getattr(torch, dtype))[rank.stage]
     losses: dict[str, float] = {}
@@ -117,9 +120,8 @@ def _train(process: int, sizes: list[int], mode: Any, dtype: str, spoil: str = "
             if spoil == "dies" and step == 2:
                 os._exit(3)
             found = worker.step(step)
-            mine = layout.microbatches(Role.FORWARD, rank.instance, program.microbatches)
-            cell = rank.instance // layout.forwards
-            losses |= {f"{step} {cell} {j}": float(one) for j, one in zip(mine, found, strict=False)}
+            if found and not program.goes_on:
+                assert len(found) == len(program.forwarded(rank.instance))
     else:
         optimizer = optimizer_of(module)
 
@@ -130,13 +132,50 @@ def _train(process: int, sizes: list[int], mode: Any, dtype: str, spoil: str = "
             optimizer.zero_grad()
 
         worker = BackwardRank(program, rank, module, finish, transport)
+        mine = layout.microbatches(Role.BACKWARD, rank.instance, program.microbatches)
         for step in range(STEPS):
-            worker.step(step, last=step == STEPS - 1)
+            found = worker.step(step, last=step == STEPS - 1)
+            cell = rank.instance // layout.backwards
+            losses |= {f"{step} {cell} {j}": float(one) for j, one in zip(mine, found, strict=rank.stage == 1)}
     transport.drain(40.0)
-    dist.barrier()
+    if not program.goes_on:
+        dist.barrier()
     transport.close()
     sums = [float(one.double().abs().sum()) for one in module.parameters()]
     return [str(rank.role), rank.stage, losses, sums]
+
+
+def _killed(process: int, victim: int, at: list[int], *args: Any) -> list[Any]:
+    """As ``_train``, but process ``victim`` is killed in the forward of a step and microbatch; a child of this process
+    takes its part, so that it is the test that notices."""
+    if process != victim:
+        return _train(process, *args)
+    child = os.fork()
+    if child == 0:
+        step, microbatch = at
+        ordinary_stage = stage
+
+        def deadly(module: nn.Module, inputs: Tensors, given: Tensors) -> Tensors:
+            if int(given[2]) == 7 * (1000 * step + microbatch):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return ordinary_stage(module, inputs, given)
+
+        globals()["stage"] = deadly
+        with contextlib.suppress(BaseException):
+            _train(process, *args)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    return ["killed", 0, {}, []]
+
+
+def assert_as_ordinary(results: list[Any], expected_losses: dict[str, float], expected_sums: list[float]) -> None:
+    losses: dict[str, float] = {}
+    for role, stage_number, found, sums in results:
+        losses |= found
+        if role == Role.BACKWARD:
+            begin = 0 if stage_number == 0 else len(expected_sums) - len(sums)
+            assert sums == expected_sums[begin : begin + len(sums)]
+    assert losses == expected_losses
 
 
 @pytest.mark.parametrize(
@@ -152,16 +191,29 @@ def _train(process: int, sizes: list[int], mode: Any, dtype: str, spoil: str = "
 )
 def test_a_pipeline_trains_as_one_process_would(sizes: list[int], dtype: str, mode: str) -> None:
     layout = Layout(2, forwards=sizes[0], backwards=sizes[1], cells=sizes[2])
-    ((expected_losses, expected_sums),) = run_ranks(1, lambda _rank: ordinary(layout, getattr(torch, dtype)))
+    (expected,) = run_ranks(1, lambda _rank: ordinary(layout, getattr(torch, dtype)))
     world = layout.count(Role.FORWARD) + layout.count(Role.BACKWARD)
-    results = run_ranks(world, _train, sizes, mode, dtype)
-    losses: dict[str, float] = {}
-    for role, stage_number, found, sums in results:
-        losses |= found
-        if role == Role.BACKWARD:
-            begin = 0 if stage_number == 0 else len(expected_sums) - len(sums)
-            assert sums == expected_sums[begin : begin + len(sums)]
-    assert losses == expected_losses
+    assert_as_ordinary(run_ranks(world, _train, sizes, mode, dtype), *expected)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "victim", "at", "mode"),
+    [
+        pytest.param([2, 1, 1], 5, [2, 1], "ship", id="2:1-last-stage"),
+        pytest.param([1, 1, 1], 2, [2, 1], "ship", id="1:1-none-left"),
+        pytest.param([1, 2, 1], 4, [3, 1], "recompute", id="1:2-none-left", marks=pytest.mark.slow),
+        pytest.param([2, 1, 2], 5, [1, 1], "recompute", id="2:1-dp2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_forward_process_that_is_killed_changes_no_bit_of_what_is_learnt(
+    sizes: list[int], victim: int, at: list[int], mode: str
+) -> None:
+    layout = Layout(2, forwards=sizes[0], backwards=sizes[1], cells=sizes[2])
+    (expected,) = run_ranks(1, lambda _rank: ordinary(layout, torch.float32))
+    world = layout.count(Role.FORWARD) + layout.count(Role.BACKWARD)
+    arguments = [victim, at, sizes, mode, "float32", "ucx" if mode == "ship" else "", {"when_lost": "continue"}]
+    results = run_ranks(world, _killed, *arguments, allow_warnings=True)
+    assert_as_ordinary(results, *expected)
 
 
 def test_both_sides_have_to_have_the_same_data() -> None:

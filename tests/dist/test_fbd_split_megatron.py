@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from harness import run_ranks
+from megatron.core.transformer.moe import moe_utils
 from megatron_job import change_config, train
 
 from trimtab.fbd.split.manifest import Manifest
@@ -19,6 +20,11 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(150)]
 STEPS, MICROBATCHES = 3, 2
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+EXPERTS = {
+    **{"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64, "moe_token_dispatcher_type": "allgather"},
+    **{"moe_expert_capacity_factor": 2.0, "moe_pad_expert_input_to_capacity": True, "moe_aux_loss_coeff": 0.01},
+    **{"moe_router_load_balancing_type": "aux_loss", "moe_router_dtype": "fp64", "add_bias_linear": False},
+}
 SELECTIVE = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
 
 
@@ -98,6 +104,11 @@ def _job(rank: int, arguments: list[str], config: dict[str, Any]) -> list[Any]:
     results: list[Any] = []
 
     def prepare(script: Any) -> None:
+        experts = config.get("num_moe_experts")
+        if experts:
+            moe_utils.te_general_gemm = None  # of Transformer Engine, which is not there
+            spec = script.get_gpt_layer_local_spec
+            script.get_gpt_layer_local_spec = lambda: spec(num_experts=experts)
         change_config(**config)(script)
         script.train = _compare(script, results)
 
@@ -113,6 +124,7 @@ def _job(rank: int, arguments: list[str], config: dict[str, Any]) -> list[Any]:
         pytest.param(2, ["--tp", "2", "--bf16"], {**DROPOUT, **SELECTIVE}, id="tp2-bf16-selective"),
         pytest.param(2, ["--overlap-grad-reduce"], DROPOUT, id="dp2-overlap"),
         pytest.param(1, [], {"gated_linear_unit": True, "num_query_groups": 2}, id="swiglu-gqa"),
+        pytest.param(1, [], {**DROPOUT, **EXPERTS}, id="experts-with-capacity"),
     ],
 )
 def test_main_gradients_are_bitwise_those_of_ordinary_training(

@@ -72,6 +72,14 @@ def test_all_kinds_of_parallelism(alone: Outcome) -> None:
     assert 0 < found[0].distance(alone) < CLOSE
 
 
+def test_replicas_agree_on_the_order_of_their_reductions(alone: Outcome) -> None:
+    """Each deciding for itself in which order it runs."""
+    agreed = GREEDY | {"reductions": "agreed"}
+    found = outcomes(4, ("--pp", "2", "--vpp", "2", "--overlap-grad-reduce"), GREEDY, agreed)
+    _all_same(found)
+    assert found[0].distance(alone) < CLOSE
+
+
 VARIANTS = {
     "experts": Variant(experts=4),
     "per_token_loss": Variant(tokens=True, config={"calculate_per_token_loss": True}),

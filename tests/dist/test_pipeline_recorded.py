@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
+from attempts import Others, Outcome, until_right
 from harness import free_port, load_script, run_ranks
 
 import trimtab
@@ -155,9 +156,14 @@ def test_a_megatron_job_has_its_losses_and_its_layers_lie_in_actions(tmp_path: P
     assert received.height == 2 * 3 * 4 * 4
 
 
+@pytest.mark.alone
 def test_a_slow_stage_is_named_and_nobody_else(tmp_path: Path) -> None:
-    run_ranks(STAGES, train, str(tmp_path), "auto", 1, False, "auto")
-    report = analyze(read(tmp_path)).report
-    assert report.findings
-    first = report.findings[0]
-    assert (first.stage if first.kind == "slow_stage" else list(first.ranks)) in (1, [1])
+    def attempt(number: int) -> Outcome:
+        folder, others = tmp_path / str(number), Others()
+        run_ranks(STAGES, train, str(folder), "auto", 1, False, "auto")
+        busy = others.share()
+        found = analyze(read(folder)).report.findings
+        right = found and (found[0].stage if found[0].kind == "slow_stage" else list(found[0].ranks)) in (1, [1])
+        return Outcome([] if right else [f"{found}"], busy)
+
+    until_right(attempt)

@@ -45,6 +45,7 @@ def _job(rank: int, folder: str, emulate: bool) -> float:
     return (held_up() - held) / (time.perf_counter() - began)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)  # several attempts
 def test_a_slow_rank_is_named(tmp_path: Path) -> None:
     def attempt(number: int) -> Outcome:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """No other test may keep the GPU or its host busy."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 ``python -m tests.gpu.pipeline_jobs SCENARIO DIR`` is one of them.
 
-NCCL refuses two ranks on one GPU and gloo does not send CUDA tensors, so the messages go over UCX.
+NCCL refuses two ranks on one GPU and gloo does not send CUDA tensors, so the messages go over UCX, but for those of a
+scenario that needs a GPU for each stage.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.mse_loss(output.float(), target.float())
 
 
-def config_of(policy: str) -> Config:
-    """ZB-V over UCX."""
+def config_of(policy: str, kind: str = "ucx") -> Config:
+    """ZB-V, over UCX or (kind torch) NCCL."""
     pipeline = PipelineConfig(policy, "zb-v", "v", timeout_seconds=60.0)  # type: ignore[arg-type]
     transport = load(None, os.environ).config.transport
-    return Config(pipeline=pipeline, transport=replace(transport, kind="ucx"))
+    return Config(pipeline=pipeline, transport=replace(transport, kind=kind))  # type: ignore[arg-type]
 
 
 def whole(steps: int) -> tuple[list[Block], list[float]]:
@@ -90,12 +91,22 @@ def whole(steps: int) -> tuple[list[Block], list[float]]:
 def equal(folder: str) -> dict[str, Any]:
     """Gradients and losses of each policy against those of one process."""
     del folder
+    return _compared("ucx")
+
+
+def equal_nccl(folder: str) -> dict[str, Any]:
+    """The same with messages over NCCL; a GPU for each stage."""
+    del folder
+    return _compared("torch")
+
+
+def _compared(kind: str) -> dict[str, Any]:
     rank, world = dist.get_rank(), dist.get_world_size()
     blocks, losses = whole(1)
     inputs, targets = batches()
     found: dict[str, Any] = {}
     for policy in ("static", "hint", "greedy", "auto"):
-        config = config_of(policy)
+        config = config_of(policy, kind)
         mine = positions(rank, world, CHUNKS, config)
         parts = [block(position) for position in mine]
         with Pipeline(parts, loss_of, config) as pipeline:
@@ -130,7 +141,7 @@ def recorded(folder: str) -> dict[str, Any]:
     return {"seconds": seconds}
 
 
-SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {job.__name__: job for job in (equal, recorded)}
+SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {job.__name__: job for job in (equal, equal_nccl, recorded)}
 
 
 def main() -> None:

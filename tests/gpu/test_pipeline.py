@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import torch
 from tests.gpu.pipeline_jobs import CHUNKS, MICROBATCHES, STEPS
 
 from trimtab.scan.analysis import analyze
@@ -41,6 +42,14 @@ def run_stages(scenario: str, folder: Path) -> list[dict[str, Any]]:
 
 def test_every_policy_gives_the_bits_of_one_process(tmp_path: Path) -> None:
     for found in run_stages("equal", tmp_path):
+        for policy, same in found.items():
+            assert same == {"gradients": True, "losses": True}, policy
+
+
+def test_the_same_bits_when_messages_go_over_nccl(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < STAGES:
+        pytest.skip(f"needs {STAGES} GPUs: NCCL refuses two ranks on one")
+    for found in run_stages("equal_nccl", tmp_path):
         for policy, same in found.items():
             assert same == {"gradients": True, "losses": True}, policy
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -16,10 +17,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from scope_job_fakes import FakePoint, make_rank
 
 from trimtab.record.cuda import permit_captures_elsewhere
+from trimtab.scope.device import cuda
 from trimtab.scope.frame import Frame, decode_all
+from trimtab.scope.job.measures import Measures
 from trimtab.scope.job.sampling import Accelerators
 from trimtab.scope.job.sending import Sender
+from trimtab.scope.job.warming import Warming
 from trimtab.scope.moment import Moment
+from trimtab.scope.names import Tap
+from trimtab.scope.subscription import Subscription
 
 PATIENCE = 30.0
 
@@ -94,6 +100,23 @@ def test_a_view_is_what_it_was_when_it_passed() -> None:
         x.zero_()
         sending.wait_for(1)
         assert sending.frames[0].arrays["values"].tolist() == [0x3F80] * 4
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_kernels_are_compiled_for_the_gpu_of_the_model() -> None:
+    cuda.readiness.cache_clear()
+    failures: list[Exception] = []
+    warming = Warming(Measures(), lambda what, error: failures.append(error))
+    warming.meet(torch.nn.Linear(4, 4).to("cuda:1"))
+    assert torch.cuda.current_device() == 0
+    warming.begin(Subscription("**"), [Tap("layers.0.output", "activation", dtype="torch.float32")])
+    x = torch.ones(64, device="cuda:1")
+    deadline, waited = time.monotonic() + PATIENCE, threading.Event()
+    while not cuda.usable(x, False):
+        assert not failures
+        assert time.monotonic() < deadline
+        waited.wait(0.01)
+    assert not cuda.usable(x.to("cuda:0"), False)
 
 
 def test_a_graph_is_captured_while_the_sender_looks_at_events() -> None:

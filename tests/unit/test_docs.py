@@ -116,7 +116,8 @@ def test_documented_options_exist():
     known = {"--help", "--nproc-per-node", "--tensor-model-parallel-size", "--pp", "--tp"}
     known |= {"--no-python", "--type"}  # of torchrun and nsys
     known |= {"--export", "--no-deps"}  # of the example and pip
-    known |= {"--forwards", "--mode", "--check"}  # of the example with forwards and backwards apart
+    # of the examples with forwards and backwards apart
+    known |= {"--forwards", "--backwards", "--forward-tp", "--mode", "--dropout", "--check"}
     known |= {"--trace", "--trace-dir", "--trace-interval", "--continuous-trace-iterations", "--trace-granularity"}
     commands = list(typer.main.get_command(cli.app).commands.values())  # pyright: ignore[reportAttributeAccessIssue]
     for command in commands:

@@ -315,6 +315,12 @@ def test_chunks_are_reduced_in_one_order_whatever_order_ran(seed: int) -> None:
     assert begun == []
 
 
+def test_ranks_that_compute_together_do_not_agree_on_reductions() -> None:
+    config = PipelineConfig(policy="greedy", reductions="agreed")
+    with pytest.raises(ValueError, match=r"pipeline\.reductions agreed: only where each rank decides for itself"):
+        Pipeline([torch.nn.Linear(2, 2)], lambda out, _: out.sum(), config, leading=lambda policy: policy)
+
+
 def test_the_order_that_is_meant() -> None:
     assert order_name(PipelineConfig(), 1) == "zb-h1"
     assert order_name(PipelineConfig(split=False), 1) == "1f1b"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.fbd.advise.advice import advise
-from trimtab.fbd.advise.candidates import Candidate, Way, candidates
+from trimtab.fbd.advise.candidates import Candidate, Way, balanced_share, candidates
 from trimtab.fbd.advise.flow import Flow, Stage, run
 from trimtab.fbd.advise.predict import bound, predict
 from trimtab.fbd.advise.report import as_json, svg
@@ -33,6 +33,21 @@ def test_shipping_gains_what_the_cost_model_says(kappa):
     ship = next(one for one in found.predictions if one.candidate.way is Way.SHIP)
     assert found.gain(ship) == pytest.approx((3 + 2 * kappa) / (3 + kappa), rel=0.02)
     assert found.gain(ship) <= (3 + 2 * kappa) / (3 + kappa)
+
+
+def test_a_ratio_that_does_not_fit_is_balanced_by_forwards_that_trainers_run():
+    """One forward device to three that train, kappa 0.7: in the ordinary way these take (1 + 0.7) + (2 + 0.7) = 4.4
+    forwards for a microbatch; 3 x = (1 - x) 4.4 + x 2.7 with a share x of the forwards elsewhere."""
+    job = training(0.7, tp=3, microbatches=400)
+    share = balanced_share(Way.SHIP, job, 1.0, 1)
+    assert share == pytest.approx(4.4 / 4.7)
+    found = {
+        helped: predict(job, ENDLESS, Candidate(Way.SHIP, 1, 3, 1, 1, 1, helped)).throughput for helped in (share, 1.0)
+    }
+    now = predict(job, ENDLESS, Candidate(Way.ORDINARY, 1, 3, 3)).throughput
+    assert found[share] / now == pytest.approx(3 * 4.4 / (4 * 3 * share), rel=0.02)
+    assert found[share] > 1.05 * found[1.0]
+    assert any(one.helped == share for one in candidates(job) if (one.forwards, one.backwards) == (1, 1))
 
 
 def test_recomputing_never_beats_an_ordinary_job_that_fits():
@@ -133,6 +148,17 @@ def test_exposure_follows_the_volume_of_a_ring():
     assert exposure_at(7.0, 8, 8) == pytest.approx(7.0)
     assert exposure_at(7.0, 8, 2) == pytest.approx(4.0)
     assert exposure_at(7.0, 8, 1) == 0.0
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.7, 1.2])
+@pytest.mark.parametrize("degree", [2, 3])
+def test_a_tensor_parallel_group_is_as_many_devices_with_a_microbatch_each(kappa, degree):
+    """What the benchmark on GPUs takes for it: the throughput is the same but for how a step begins."""
+    job = training(kappa, tp=degree, microbatches=400)
+    group = predict(job, ENDLESS, Candidate(Way.SHIP, 1, degree, 1, forwards=1))
+    alone = Stage(1.0 + kappa, 1.0, 0.0, 2.0 + kappa, 2.0 + kappa, cap=4)
+    each = run(Flow((alone,), 400 * degree, trainers=degree, helpers=1, helped=1.0))
+    assert 400 / each.makespan / (degree + 1) == pytest.approx(group.throughput, rel=0.01)
 
 
 def test_ordinary_training_is_one_forward_one_backward():

@@ -6,47 +6,16 @@ from concurrent.futures import wait
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meeting import Barrier
 
-from trimtab.fbd.coordinator.launcher import Coordinator
-from trimtab.fbd.coordinator.memberships import Memberships
-from trimtab.fbd.coordinator.model import search
-from trimtab.fbd.coordinator.rounds import Pace, Rounds
+from trimtab.coordinator.launcher import Coordinator
+from trimtab.coordinator.memberships import Memberships
+from trimtab.coordinator.model import search
+from trimtab.coordinator.rounds import Pace, Rounds
 
 pytestmark = pytest.mark.timeout(60)
 SOON = 20.0
 QUICK = Pace(shortest=0.0, longest=0.001)
-
-
-class Barrier:
-    """Processes of one program: combines what all say, as an all-reduce would."""
-
-    def __init__(self, processes):
-        self._vectors = {}
-        self._met = threading.Barrier(processes)
-
-    def of(self, process):
-        return _Member(self, process)
-
-    def combine(self, process, bits):
-        self._vectors[process] = bits
-        try:
-            self._met.wait(SOON)
-            found = [max(column) for column in zip(*self._vectors.values(), strict=True)]
-            self._met.wait(SOON)
-        except threading.BrokenBarrierError:
-            raise RuntimeError("a process is gone") from None
-        return found
-
-    def break_down(self):
-        self._met.abort()
-
-
-class _Member:
-    def __init__(self, barrier, process):
-        self._barrier, self._process = barrier, process
-
-    def combine(self, bits):
-        return self._barrier.combine(self._process, list(bits))
 
 
 # Two processes, each with a forward (0, 1) and a backward (2, 3) virtual rank; a group of each kind, and one of all.

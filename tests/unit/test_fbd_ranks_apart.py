@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from fbd_threads import WIDTH, Job, batch, square
 from torch import nn
 
 from trimtab.fbd.execute.backward import BackwardRank
@@ -15,59 +16,15 @@ from trimtab.fbd.split.random_states import RandomStates
 from trimtab.transport.local import local_transports
 
 pytestmark = pytest.mark.timeout(60)
-WIDTH = 4
 MODES = ["ship", "recompute"]
 FORWARD, BACKWARD = VirtualRank(Role.FORWARD, 0, 0, 0), VirtualRank(Role.BACKWARD, 0, 0, 0)
 
 
-def batch(step, cell, microbatch):
-    return (torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(100 * step + 10 * cell + microbatch)),)
-
-
-def square(module, inputs, data):
-    return (module(*(inputs or data)).square().mean(),)
-
-
-def step_of(optimizer):
-    def finish(module):
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return finish
-
-
 def train(program, make, steps=2, begin=0):
-    """Each virtual rank in a thread. The modules, in order of the processes, and the losses; or the first error."""
-    placement = program.placement
-    transports = local_transports(placement.world, credits=64)
-    modules = [make(placement.hosted(process)[0]) for process in range(placement.world)]
-
-    def run(process):
-        transport, module, (rank,) = transports[process], modules[process], placement.hosted(process)
-        try:
-            if rank.role is Role.FORWARD:
-                worker = ForwardRank(program, rank, module, transport)
-                return [loss for step in range(begin, begin + steps) for loss in worker.step(step)]
-            optimizer = torch.optim.SGD(module.parameters(), 0.1)
-            worker = BackwardRank(program, rank, module, step_of(optimizer), transport)
-            for step in range(begin, begin + steps):
-                worker.step(step, last=step == begin + steps - 1)
-            return []
-        except Exception:
-            for one in transports:
-                one.close()
-            raise
-
-    try:
-        with ThreadPoolExecutor(placement.world) as pool:
-            running = [pool.submit(run, process) for process in range(placement.world)]
-        errors = [error for one in running if (error := one.exception()) is not None]
-        if errors:
-            raise next((one for one in errors if isinstance(one, ValueError)), errors[0])
-        return modules, [float(loss) for one in running for loss in one.result()]
-    finally:
-        for one in transports:
-            one.close()
+    """The modules, in order of the processes, and the losses; or the first error."""
+    job = Job(program, make, steps, begin)
+    job.run()
+    return job.modules, job.forward_losses
 
 
 def ordinary(program, modules, steps=2, begin=0):
@@ -188,6 +145,74 @@ def test_a_frozen_first_stage_is_no_error():
     assert torch.equal(modules[1].weight, expected[1].weight)
 
 
+class Gives(torch.autograd.Function):
+    """Its gradient is what it saved, as of a fused loss."""
+
+    @staticmethod
+    def forward(ctx, x):
+        loss = x.square().mean()
+        ctx.save_for_backward(2 * x / x.numel())
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (saved,) = ctx.saved_tensors
+        return saved.mul_(gradient)
+
+
+def test_a_gradient_that_is_what_came_is_not_overwritten_by_what_comes_next():
+    def stage(module, inputs, data):
+        return (Gives.apply(inputs[0]),) if inputs else (module(*data),)
+
+    def make(rank):
+        torch.manual_seed(rank.stage)
+        return nn.Linear(WIDTH, WIDTH)
+
+    program = Program(Layout(2), 4, stage, batch)
+    expected = [make(BACKWARD._replace(stage=number)) for number in range(2)]
+    optimizer = torch.optim.SGD(expected[0].parameters(), 0.1)
+    for step in range(3):
+        for microbatch in range(4):
+            stage(None, stage(expected[0], (), batch(step, 0, microbatch)), ())[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    modules, _ = train(program, make, steps=3)
+    assert torch.equal(modules[0].weight, expected[0].weight)
+
+
+class Tied(nn.Module):
+    """Words and scores share their weights."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.words = nn.Embedding(7, WIDTH)
+        self.scores = nn.Linear(WIDTH, 7, bias=False)
+        self.scores.weight = self.words.weight
+
+    def forward(self, tokens):
+        return nn.functional.cross_entropy(self.scores(self.words(tokens).tanh()), (tokens + 1) % 7)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tied_weights_of_a_stage_are_one(mode):
+    def tokens(step, cell, microbatch):
+        return (torch.arange(5) * (step + 1) + microbatch,)
+
+    program = Program(Layout(1), 2, lambda module, inputs, data: (module(data[0] % 7),), tokens, mode)
+    expected = [Tied()]
+    optimizer = torch.optim.SGD(expected[0].parameters(), 0.1)
+    for step in range(4):
+        for microbatch in range(2):
+            expected[0](tokens(step, 0, microbatch)[0] % 7).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (backward, forward), _ = train(program, lambda rank: Tied(), steps=4)
+    assert backward.words.weight is backward.scores.weight
+    assert torch.equal(backward.words.weight, expected[0].words.weight)
+    assert forward.words.weight is forward.scores.weight
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_buffer_that_the_forward_changes_is_refused(mode):
     """The running statistics of the backward's side would be others, and would overwrite those of the forward's."""
@@ -251,8 +276,8 @@ def test_graphs_of_many_shapes_are_not_kept():
     with ThreadPoolExecutor(2) as pool:
         for one in [pool.submit(forward.step, 0), pool.submit(backward.step, 0, last=True)]:
             one.result()
-    assert len(backward._skeletons) == 8
-    assert not backward._mail._arrived
+    assert len(backward._backing._graphs._made) == 8
+    assert not backward.mail._arrived
     for one in transports:
         one.close()
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimtab.config import PipelineConfig
 from trimtab.engines.megatron_pipeline.agreement import Said
 from trimtab.engines.megatron_pipeline.gradients import GradientSync, reduces_explicitly, start_parameters
 from trimtab.engines.megatron_pipeline.handover import count, packed, unpacked
@@ -93,6 +94,65 @@ def test_chunks_are_reduced_in_one_order() -> None:
         assert not any(model.synchronising for model in models)
     assert log == [("start", 2, True), ("start", 0, True), ("start", 1, True)]
     assert all(model.synchronising for model in models)
+
+
+class _Agreed:
+    """An order in which the other replica has reached everything but chunk 0."""
+
+    def __init__(self) -> None:
+        self.others, self.reached_here, self.begun = {1, 2}, set[int](), set[int]()
+
+    def reached(self, thing: int) -> None:
+        self.reached_here.add(thing)
+
+    def ready(self) -> list[int]:
+        found = sorted((self.reached_here & self.others) - self.begun)
+        self.begun |= set(found)
+        return found
+
+    def rest(self) -> list[int]:
+        self.others.add(0)
+        return self.ready()
+
+
+def test_chunks_are_reduced_as_the_replicas_agree() -> None:
+    log: list[Any] = []
+    models = [_Model(number, log) for number in range(3)]
+    agreed: Any = _Agreed()
+    with GradientSync(_config(models), models, 1, (0, 1, 2), agreed) as sync:  # type: ignore[arg-type]
+        sync.done(0)
+        assert not log
+        sync.done(2)
+        assert log == [("start", 2, True)]
+        with sync.around(1, 0):
+            assert not any(model.synchronising for model in models)
+        sync.done(1)
+        assert log[1:] == [("start", 1, True)]
+    assert log[2:] == [("start", 0, True)]
+    with pytest.raises(KeyError), GradientSync(_config(models), models, 1, (0, 1, 2), agreed):  # type: ignore[arg-type]
+        raise KeyError
+    assert len(log) == 3
+
+
+def test_ranks_that_compute_together_reduce_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is said; where there is nobody to agree with, nothing is opened either."""
+    from trimtab.engines.megatron_pipeline import stage
+
+    said: list[str] = []
+    monkeypatch.setattr(stage, "tell", said.append)
+    monkeypatch.setattr(stage, "first_of", lambda _: True)
+    opened: Any = object.__new__(stage.MegatronStage)
+    opened._config, opened._group = PipelineConfig(policy="greedy", reductions="agreed"), None
+
+    def call(tp: int, dp: int) -> Any:
+        sizes = {"tp": tp, "cp": 1, "dp_cp": dp}
+        groups = {name: SimpleNamespace(size=lambda size=size: size) for name, size in sizes.items()}
+        return SimpleNamespace(groups=SimpleNamespace(**groups), config=SimpleNamespace(), models=[None, None])
+
+    assert opened._open_order(call(1, 1)) is None
+    assert said == []
+    assert opened._open_order(call(2, 2)) is None
+    assert said == ["pipeline: reductions are in the planned order, as ranks compute together"]
 
 
 def test_buckets_may_start_in_the_last_microbatch_alone() -> None:

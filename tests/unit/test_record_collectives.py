@@ -20,7 +20,7 @@ import torch.distributed._functional_collectives as functional  # noqa: E402
 from torch._C._distributed_c10d import ProcessGroup, Work, _create_work_from_future  # noqa: E402
 
 from trimtab.events import NAME_WAIT, STREAM_COMM, STREAM_COMPUTE, Kind  # noqa: E402
-from trimtab.record.communication import collectives, works  # noqa: E402
+from trimtab.record.communication import collectives, late, works  # noqa: E402
 from trimtab.record.communication.collectives import Interception  # noqa: E402
 from trimtab.record.communication.groups import Groups  # noqa: E402
 from trimtab.record.communication.late import late_work  # noqa: E402
@@ -579,3 +579,34 @@ def test_on_nccl_what_is_not_asynchronous_has_no_work_and_is_changed_and_late_in
     assert tensor.tolist() == [-1.0, -1.0], "what is issued together is not there yet"
     methods._ending_together(lambda group: None)(dist.group.WORLD)
     assert tensor.tolist() == [1.0, 1.0]
+    assert held == [7_000, 7_000]
+
+
+class Arriving(Work):
+    """What was issued together, as NCCL has it: without a future, and there once it is waited for."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+
+    def wait(self, timeout: Any = None) -> bool:
+        self.tensor.fill_(3.0)
+        return True
+
+
+def test_on_nccl_what_was_issued_together_is_changed_behind_its_work(
+    on_stream: tuple[Log, Interception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, interception = on_stream
+    if interception.compiled:
+        pytest.skip("where something is disturbed, the kernels are in Python")
+    monkeypatch.setattr(late.Work, "wait", lambda work: work.tensor.fill_(3.0))
+    interception.disturb = Negating()
+    methods = interception._methods
+    tensor = torch.ones(2)
+    methods._starting_together(lambda group: None)(dist.group.WORLD)
+    dist.broadcast(tensor, 0, async_op=True)
+    work = methods._ending_together(lambda group: Arriving(tensor))(dist.group.WORLD)
+    assert tensor.tolist() == [-3.0, -3.0]
+    (kept,) = work.get_future().value()
+    assert kept is tensor

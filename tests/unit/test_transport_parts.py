@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,6 +153,19 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_sends_whose_ends_are_seen_in_one_look_are_no_fast_link() -> None:
+    """As on a GPU, where eight of 10 MB are complete when the thread looks, after 8 ms: 10 GB/s, not terabytes."""
+    now = [0.0]
+    estimator = LinkEstimator(lambda: now[0])
+    for _ in range(5):
+        began = [estimator.begin(1) for _ in range(8)]
+        now[0] += 8e-3
+        for one in began:
+            now[0] += 1e-6
+            estimator.end(1, 10_000_000, one)
+    assert estimator.links()[1].bytes_per_s == pytest.approx(10e9, rel=0.01)
 
 
 def test_estimates_of_a_link() -> None:
@@ -322,9 +336,66 @@ def test_a_ucx_that_would_abort_on_a_gpus_memory_is_not_used_for_one(tmp_path: P
     assert no_gpu(ucx) == ""
 
 
+@pytest.mark.parametrize(
+    ("cuda", "system_has", "wheel_has", "expected"),
+    [
+        (False, False, True, "system"),
+        (True, True, True, "system"),
+        (True, False, True, "wheel"),
+        (True, None, True, "wheel"),
+        (True, False, False, "system"),  # and no_gpu says why it will not do
+        (False, None, False, "wheel"),
+    ],
+)
+def test_a_systems_ucx_without_cuda_gives_way_to_a_wheel_that_has_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: bool,
+    system_has: bool | None,
+    wheel_has: bool,
+    expected: str,
+) -> None:
+    system, wheel = tmp_path / "system" / "libucp.so.0", tmp_path / "wheel" / "lib" / "libucp.so.0"
+    for path, has in ((system, system_has), (wheel, wheel_has)):
+        (path.parent / "ucx").mkdir(parents=True)
+        if has is not None:
+            path.touch()
+            (path.parent / "ucx" / ("libuct_cuda.so.0" if has else "libuct_ib.so.0")).touch()
+
+    def load(name: str, mode: int = 0) -> str:
+        if mode & os.RTLD_NOLOAD or (name == "libucp.so.0" and system_has is None):
+            raise OSError(name)
+        return name
+
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{system.parent}")
+    monkeypatch.delenv("UCX_MODULE_DIR", raising=False)
+    monkeypatch.setattr(library, "_cached", lambda name: [])
+    monkeypatch.setattr(library.ctypes, "CDLL", load)
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "wheel")])
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: spec)
+    assert library._load("", cuda)[1] == ("libucp.so.0" if expected == "system" else str(wheel))
+
+
+def test_the_loaders_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        "2 libs found",
+        "\tlibucp.so.0 (libc6,x86-64) => /lib/libucp.so.0",
+        "\tlibucp.so (libc6) => /lib/libucp.so",
+    )
+    text = "\n".join(lines)
+    monkeypatch.setattr(library.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=text))
+    assert library._cached("libucp.so.0") == ["/lib/libucp.so.0"]
+
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError("/sbin/ldconfig")
+
+    monkeypatch.setattr(library.subprocess, "run", missing)
+    assert library._cached("libucp.so.0") == []
+
+
 def test_stages_on_gpus_are_told_why_ucx_cannot_serve_them(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Found(Path("/usr/lib/libucp.so"), ("ib",))
-    monkeypatch.setattr(library, "load_ucx", lambda path: Ucx("libucp.so", "1.13.1", None, None))
+    monkeypatch.setattr(library, "load_ucx", lambda path, cuda: Ucx("libucp.so", "1.13.1", None, None))
     monkeypatch.setattr(modules, "find_modules", lambda ucx: found)
     with pytest.raises(ValueError, match=r"stage 0 cannot use UCX: UCX 1\.13\.1 at /usr/lib/libucp\.so has no CUDA"):
         open_transport("ucx", 0, 1, lambda mine: [mine], device="cuda")

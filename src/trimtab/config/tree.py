@@ -222,6 +222,9 @@ class PipelineConfig:
     """Wait for the next planned action if its input is expected within this share of the alternative's duration."""
     lookahead: int = 6
     """How far ahead in the plan an alternative is looked for."""
+    reductions: Literal["planned", "agreed"] = "planned"
+    """In which order data parallel replicas that decide for themselves reduce the gradients of their chunks: that in
+    which the plan completes them, or as each is complete on all replicas, which these agree on while they run."""
     timeout_seconds: float = 600.0
     """A stage that hears nothing it waits for in this time raises an error."""
     decisions: str = ""

@@ -164,6 +164,21 @@ COMPILE_PATCH: Final = Patch(
     "torch",
 )
 PLAIN_PATCHES: Final = (DATA_PATCH, COMPILED_CALL_PATCH, COMPILE_PATCH, *PIPELINING_PATCHES)
+WORLD_PATCH: Final = Patch(
+    "torch.threads.world",
+    "torch.distributed.distributed_c10d:_world",
+    "forward ranks that are threads have each their own groups, which torch.distributed keeps once a process",
+    TORCH_VERSIONS,
+    "torch",
+    optional=True,
+)
+GLOBALS_PATCH: Final = Patch(
+    "megatron.threads.globals",
+    f"{_STATE}:_TENSOR_MODEL_PARALLEL_GROUP",
+    "forward ranks that are threads of one process have each their own parallel_state, which is one a process",
+    optional=True,
+)
+THREAD_PATCHES: Final = (WORLD_PATCH, GLOBALS_PATCH)
 ALL_PATCHES: Final = (
     *GRAPH_PATCHES,
     *PIPELINE_PATCHES,
@@ -172,6 +187,7 @@ ALL_PATCHES: Final = (
     *OPTIMIZER_PATCHES,
     *CHECKPOINT_PATCHES,
     *PLAIN_PATCHES,
+    *THREAD_PATCHES,
     *CPU_PATCHES,
 )
 

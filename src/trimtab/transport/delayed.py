@@ -11,14 +11,14 @@ from __future__ import annotations
 import heapq
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
 from trimtab.transport.errors import TransportError
 from trimtab.transport.estimate import LinkEstimator
-from trimtab.transport.interface import Announcement, Label, LinkEstimate, Message
+from trimtab.transport.interface import Announcement, Departure, Label, LinkEstimate, Message
 from trimtab.transport.labels import size_of
 from trimtab.transport.sending import Sending
 
@@ -139,7 +139,7 @@ class Delayed:
         self._sleep = sleep
         self._estimator = LinkEstimator(clock)
         self._under_way: list[tuple[float, int, int, int, float]] = []
-        self._held: list[tuple[float, int, Message | Announcement]] = []
+        self._held: list[tuple[float, int, Message | Announcement | Departure]] = []
         self._count = 0
         self.origin = clock()
         """What transients are counted from; may be set, such as at the start of an iteration."""
@@ -183,7 +183,11 @@ class Delayed:
             more = waits + link.transfer + link.latency
         self._inner.announce(to, label, seconds + more)
 
-    def poll(self) -> list[Message | Announcement]:
+    def let_go(self, peers: Iterable[int]) -> None:
+        """See the interface."""
+        self._inner.let_go(peers)
+
+    def poll(self) -> list[Message | Announcement | Departure]:
         """See the interface."""
         try:
             self._take_in(self._inner.poll())
@@ -191,12 +195,12 @@ class Delayed:
             if not self._held:
                 raise
         now = self._clock()
-        seen: list[Message | Announcement] = []
+        seen: list[Message | Announcement | Departure] = []
         while self._held and self._held[0][0] <= now:
             seen.append(heapq.heappop(self._held)[2])
         return seen
 
-    def _take_in(self, items: Sequence[Message | Announcement]) -> None:
+    def _take_in(self, items: Sequence[Message | Announcement | Departure]) -> None:
         for item in items:
             self._count += 1
             due = item.due if isinstance(item, Message) else 0.0

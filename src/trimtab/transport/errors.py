@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+LEFT: Final = "it has closed its transport"
+"""Why a peer is lost that has left in good order."""
+
 
 class TransportError(RuntimeError):
     """Messages can no longer be exchanged; the text names the peer and, where known, stage, chunk and microbatch."""
@@ -13,6 +18,7 @@ class PeerLost(TransportError):  # noqa: N818 (what happened, not what was wrong
     def __init__(self, peer: int, why: str) -> None:
         super().__init__(f"stage {peer} is lost: {why}")
         self.peer = peer
+        self.why = why
 
 
 class WrongMessage(TransportError):  # noqa: N818

@@ -15,6 +15,8 @@ _KEPT = 64
 _LARGE = 256 * 1024
 """Bytes from which a send tells of bandwidth: below, it may be complete when it lies in a buffer of the sender."""
 _SMALL = 32 * 1024
+_AT_ONCE_SECONDS = 100e-6
+"""A send that ends so soon after the one before it may have been seen in the same look: the two are one sample."""
 _RECENT_SECONDS = 0.25
 """Of the exponential average of load: the time of a few actions."""
 
@@ -23,6 +25,8 @@ class _Link:
     def __init__(self, now: float) -> None:
         self.small: deque[float] = deque(maxlen=_KEPT)
         self.large: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+        self.joined = 0
+        """Sends that the last of them has beside its first."""
         self.busy = 0.0
         """Seconds in all in which something was under way, until that was complete."""
         self.under_way = 0
@@ -66,8 +70,13 @@ class LinkEstimator:
         link.samples += 1
         if took <= 0:
             return
-        if size >= _LARGE:
+        if size >= _LARGE and took < _AT_ONCE_SECONDS and link.large and link.joined < _KEPT:
+            before, since = link.large.pop()
+            link.large.append((before + size, since + took))
+            link.joined += 1
+        elif size >= _LARGE:
             link.large.append((size, took))
+            link.joined = 0
         elif size <= _SMALL:
             link.small.append(now - began)
 

@@ -5,21 +5,29 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 
-from trimtab.transport.errors import TransportError
-from trimtab.transport.interface import Announcement, Message
+from trimtab.transport.errors import PeerLost, TransportError
+from trimtab.transport.interface import Announcement, Departure, Message
 
 
 class Inbox:
     """Arrivals in order, and what went wrong. Errors come after what arrived before them."""
 
     def __init__(self) -> None:
-        self._items: deque[Message | Announcement] = deque()
+        self._items: deque[Message | Announcement | Departure] = deque()
+        self._may_go: dict[int, bool] = {}
+        """Peers whose loss is no error, and whether it has been told."""
         self._event = threading.Event()
         self.error: TransportError | None = None
         """The first error; from then on every call raises it."""
 
-    def put(self, item: Message | Announcement) -> None:
+    def let_go(self, peers: Iterable[int]) -> None:
+        """The loss of these is no error: it comes as an item."""
+        for peer in peers:
+            self._may_go.setdefault(peer, False)
+
+    def put(self, item: Message | Announcement | Departure) -> None:
         """Something has come. An announcement counts from now, whenever it is looked at."""
         if type(item) is Announcement:
             item = item._replace(seconds=item.seconds + time.monotonic())
@@ -28,11 +36,16 @@ class Inbox:
 
     def fail(self, error: TransportError) -> None:
         """Nothing more will come; the first reason is kept, it is most often the cause of the others."""
+        if isinstance(error, PeerLost) and error.peer in self._may_go:
+            if not self._may_go[error.peer]:
+                self._may_go[error.peer] = True
+                self.put(Departure(error.peer, error.why))
+            return
         if self.error is None:
             self.error = error
         self._event.set()
 
-    def poll(self) -> list[Message | Announcement]:
+    def poll(self) -> list[Message | Announcement | Departure]:
         """All that has come, once; raises when there is nothing and never will be."""
         if not self.ready():
             return []

@@ -6,7 +6,7 @@ is (receiver, direction, chunk); each has credits, so that the receiver never ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trimtab.transport.errors import WrongMessage
@@ -120,6 +120,13 @@ class Announcement(NamedTuple):
     """From now until it will probably be sent."""
 
 
+class Departure(NamedTuple):
+    """A peer that may go (:meth:`Transport.let_go`) is gone: the last that comes of it."""
+
+    source: int
+    why: str
+
+
 class LinkEstimate(NamedTuple):
     """An outgoing link, as measured in passing."""
 
@@ -161,7 +168,12 @@ class Transport(Protocol):
         """Tell ``to`` that this message will be sent in about that many seconds. Needs no credit."""
         ...
 
-    def poll(self) -> list[Message | Announcement]:
+    def let_go(self, peers: Iterable[int]) -> None:
+        """From now on the loss of any of these ranks is no error: :meth:`poll` gives a :class:`Departure`, once. A send
+        to one that is gone raises PeerLost, or fails. Without this, whatever rank is lost ends the transport."""
+        ...
+
+    def poll(self) -> list[Message | Announcement | Departure]:
         """What has come since the last call, in the order in which it came; never blocks. Errors as in :meth:`wait`,
         once everything that came before has been given out."""
         ...

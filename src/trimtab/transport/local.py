@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from trimtab.transport.credits import Credits
-from trimtab.transport.errors import PeerLost, TransportError
+from trimtab.transport.errors import LEFT, PeerLost, TransportError
 from trimtab.transport.estimate import LinkEstimator
 from trimtab.transport.inbox import Inbox
-from trimtab.transport.interface import Announcement, Channel, Label, LinkEstimate, Message
+from trimtab.transport.interface import Announcement, Channel, Departure, Label, LinkEstimate, Message
 from trimtab.transport.labels import check_send, owned, size_of
 from trimtab.transport.pool import Buffer, BufferPool
 from trimtab.transport.sending import Sending
@@ -97,7 +97,11 @@ class LocalTransport:
         self._check()
         self._hub.inboxes[to].put(Announcement(self.rank, label, seconds))
 
-    def poll(self) -> list[Message | Announcement]:
+    def let_go(self, peers: Iterable[int]) -> None:
+        """See the interface."""
+        self._inbox.let_go(peers)
+
+    def poll(self) -> list[Message | Announcement | Departure]:
         """See the interface."""
         with self._hub.lock:
             self._advance()
@@ -158,7 +162,7 @@ class LocalTransport:
 
     def _peer_left(self, peer: int) -> None:
         gone = [item for item in [*self._unready, *self._waiting] if item.to == peer]
-        error = PeerLost(peer, "it has closed its transport")
+        error = PeerLost(peer, LEFT)
         for item in gone:
             item.sending.finish(error)
         self._credits.abandon(peer)
@@ -175,7 +179,7 @@ class LocalTransport:
             if item.ready is not None and not item.ready():
                 still.append(item)
             elif self._hub.transports[item.to]._closed:
-                error = PeerLost(item.to, "it has closed its transport")
+                error = PeerLost(item.to, LEFT)
                 item.sending.finish(error)
                 self._inbox.fail(error)
             elif self._credits.submit(item.to, Channel(item.label.backward, item.label.chunk), item):

@@ -31,11 +31,13 @@ def open_transport(
     exchange: Exchange,
     settings: TransportConfig | None = None,
     device: torch.device | str = "cpu",
+    store: Any = None,
 ) -> Transport:
     """The transport of stage ``rank`` of ``world``; all of them call this at the same time.
 
     ``device``: where received tensors lie. ``auto`` is UCX if every stage can load it and it can reach every stage, and
-    otherwise torch.distributed, which must be initialised. ValueError: what is asked for cannot be had, and why.
+    otherwise torch.distributed, which must be initialised, or given a ``store`` of all stages. ValueError: what is
+    asked for cannot be had, and why.
     """
     settings = settings or TransportConfig()
     device = torch.device(device)
@@ -46,6 +48,7 @@ def open_transport(
         "pid": os.getpid(),
         "started": started(os.getpid()),
         "ucx": why,
+        "device": device.type,
         "join": secrets.token_hex(8),
     }
     said = [json.loads(text) for text in exchange(json.dumps(mine).encode())]
@@ -56,7 +59,7 @@ def open_transport(
         assert library is not None
         return open_ucx(library, rank, exchange, said, settings, device)
     tokens = [one["token"] for one in said]
-    return _open_torch(rank, world, said[0]["join"], tokens, settings, device)
+    return _open_torch(rank, world, said[0]["join"], tokens, settings, device, store)
 
 
 def _load(settings: TransportConfig, device: torch.device) -> tuple[Any, str]:
@@ -65,7 +68,8 @@ def _load(settings: TransportConfig, device: torch.device) -> tuple[Any, str]:
     from trimtab.transport.ucx.modules import no_gpu
 
     try:
-        library = load_ucx(settings.ucx_library)
+        # Where there is a GPU all processes take the same one, also those that receive on the CPU.
+        library = load_ucx(settings.ucx_library, device.type == "cuda" or torch.cuda.is_available())
     except (OSError, ValueError) as error:
         return None, str(error) or type(error).__name__
     why = no_gpu(library) if device.type == "cuda" else ""
@@ -76,7 +80,7 @@ def _choose(kind: str, said: list[dict[str, Any]]) -> str:
     from trimtab.transport.ucx.library import leaves_host
 
     if kind == "torch":
-        return "torch"
+        return _torch(said)
     without = [(rank, one["ucx"]) for rank, one in enumerate(said) if one["ucx"]]
     hosts = {one["host"] for one in said}
     if without:
@@ -86,16 +90,26 @@ def _choose(kind: str, said: list[dict[str, Any]]) -> str:
     else:
         return "ucx"
     if kind == "auto":
-        return "torch"
+        return _torch(said)
     raise ValueError(f"transport.kind = ucx: {problem}")
 
 
+def _torch(said: list[dict[str, Any]]) -> str:
+    if len({one["device"] for one in said}) > 1:
+        where = ", ".join(f"{rank} on {one['device']}" for rank, one in enumerate(said))
+        raise ValueError(
+            f"transport.kind = torch: tensors are received on devices of different types (stages {where}), between "
+            "which it cannot move them; use UCX, or receive on the CPU everywhere"
+        )
+    return "torch"
+
+
 def _open_torch(
-    rank: int, world: int, join: str, tokens: list[int], settings: TransportConfig, device: torch.device
+    rank: int, world: int, join: str, tokens: list[int], settings: TransportConfig, device: torch.device, store: Any
 ) -> Transport:
-    if not dist.is_initialized():
+    if store is None and not dist.is_initialized():
         raise ValueError("transport.kind = torch needs torch.distributed: call init_process_group first")
-    store = PrefixStore(f"trimtab-transport-{join}", _get_default_store())
+    store = PrefixStore(f"trimtab-transport-{join}", _get_default_store() if store is None else store)
     try:
         gloo = Gloo(store, rank, world)
         mover = Nccl(PrefixStore("nccl", store), rank, world, device) if device.type == "cuda" else gloo

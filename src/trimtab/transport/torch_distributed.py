@@ -13,17 +13,17 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from trimtab.transport.credits import Credits
-from trimtab.transport.errors import PeerLost, TransportError
+from trimtab.transport.errors import LEFT, PeerLost, TransportError
 from trimtab.transport.estimate import LinkEstimator
 from trimtab.transport.inbox import Inbox
-from trimtab.transport.interface import Announcement, Channel, Label, LinkEstimate, Message
+from trimtab.transport.interface import Announcement, Channel, Departure, Label, LinkEstimate, Message
 from trimtab.transport.labels import check_send, owned, size_of
 from trimtab.transport.pool import Buffer, BufferPool
 from trimtab.transport.sending import Sending
@@ -136,7 +136,11 @@ class TorchTransport:
         peer = self._peers[to]
         self._queue(peer, self._wire.pack(peer.token, Kind.SOON, label, value=seconds))
 
-    def poll(self) -> list[Message | Announcement]:
+    def let_go(self, peers: Iterable[int]) -> None:
+        """See the interface."""
+        self._inbox.let_go(peers)
+
+    def poll(self) -> list[Message | Announcement | Departure]:
         """See the interface."""
         return self._inbox.poll()
 
@@ -150,7 +154,7 @@ class TorchTransport:
             now = self._clock()
             for peer in self._peers.values():
                 if not peer.left and now - peer.heard > self._silence:
-                    self._inbox.fail(PeerLost(peer.rank, f"nothing was heard of it for {now - peer.heard:.0f} s"))
+                    self._lost(peer, PeerLost(peer.rank, f"nothing was heard of it for {now - peer.heard:.0f} s"))
             if end is not None and now >= end:
                 return False
 
@@ -314,7 +318,7 @@ class TorchTransport:
     def _check(self, to: int) -> None:
         self._inbox.check()
         if self._peers[to].left:
-            raise PeerLost(to, "it has closed its transport")
+            raise PeerLost(to, LEFT)
 
     def _say_bye(self, peer: _Peer) -> None:
         with peer.changed:
@@ -326,7 +330,7 @@ class TorchTransport:
     def _goodbye(self, peer: _Peer) -> None:
         peer.left = True
         self._say_bye(peer)
-        error = PeerLost(peer.rank, "it has closed its transport")
+        error = PeerLost(peer.rank, LEFT)
         if self._abandon(peer, error) or all(other.left for other in self._peers.values()):
             self._inbox.fail(error)
 

@@ -3,7 +3,8 @@
 Megatron-Core's buckets start their reduction by themselves once the last microbatch's backward has reached all of their
 parameters. That holds for one chunk whatever order runs, and for several where all replicas run the same order. Where
 replicas decide for themselves, their chunks become complete in different orders, while collectives of one group have to
-be started in one order everywhere: chunks are then reduced as a whole, in the order in which the plan completes them.
+be started in one order everywhere: chunks are then reduced as a whole, in the order in which the plan completes them,
+or as the replicas agree while they run (:class:`trimtab.coordinator.order.AgreedOrder`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from trimtab.pipeline.actions import Work
+from trimtab.pipeline.execute.replicas import Order
 from trimtab.pipeline.plan import Plan
 
 NoSync = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -21,13 +23,21 @@ NoSync = Callable[[], contextlib.AbstractContextManager[Any]]
 class GradientSync:
     """Of one call of the schedule, in a ``with`` statement."""
 
-    def __init__(self, config: Any, models: Sequence[Any], microbatches: int, order: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        config: Any,
+        models: Sequence[Any],
+        microbatches: int,
+        order: Sequence[int] | None,
+        agreed: Order | None = None,
+    ) -> None:
         """``order``: in which chunks are reduced, each as a whole; None: as their buckets fill, see
-        :func:`reduces_explicitly`."""
+        :func:`reduces_explicitly`. ``agreed``: what takes the place of that order."""
         self._config = config
         self._models = models
         self._last = microbatches - 1
         self._order = order
+        self._agreed = None if order is None else agreed
         self._left = [microbatches] * len(models)
         self._started = 0
         made = config.no_sync_func
@@ -39,6 +49,7 @@ class GradientSync:
     @contextlib.contextmanager
     def around(self, chunk: int, microbatch: int) -> Iterator[None]:
         """Around what adds to a chunk's gradients: in the last microbatch buckets may start."""
+        self._start_ready()
         if self._order is not None or microbatch != self._last:
             yield
             return
@@ -48,19 +59,34 @@ class GradientSync:
     def done(self, chunk: int) -> None:
         """All gradients of one more microbatch have been added."""
         self._left[chunk] -= 1
+        if self._agreed is not None:
+            if self._left[chunk] == 0:
+                self._agreed.reached(chunk)
+            self._start_ready()
+            return
         order = self._order or ()
         while self._started < len(order) and self._left[order[self._started]] == 0:
-            with self._enabled(order[self._started]):
-                self._start(order[self._started])
+            self._reduce(order[self._started])
             self._started += 1
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Leave synchronisation enabled, as Megatron-Core's schedules do."""
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Leave synchronisation enabled, as Megatron-Core's schedules do, and all reductions begun."""
+        if self._agreed is not None and kind is None:
+            for chunk in self._agreed.rest():
+                self._reduce(chunk)
         for index in range(len(self._makers)):
             self._enable(index)
+
+    def _start_ready(self) -> None:
+        for chunk in self._agreed.ready() if self._agreed is not None else ():
+            self._reduce(chunk)
+
+    def _reduce(self, chunk: int) -> None:
+        with self._enabled(chunk):
+            self._start(chunk)
 
     def _start(self, chunk: int) -> None:
         model, given = self._models[chunk], self._config.grad_sync_func

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from trimtab.config import Config, ControlConfig
+from trimtab.coordinator.exchange import exchange_among
+from trimtab.coordinator.order import AgreedOrder
 from trimtab.engines.emulated_pipeline import emulated_link, emulated_stage
 from trimtab.engines.megatron_pipeline.agreement import Said, agree, first_of
 from trimtab.engines.megatron_pipeline.call import ScheduleCall
@@ -63,6 +66,7 @@ class MegatronStage:
         said = agree(self._say(lambda: self._check(call)), groups)
         self._schedule = self._make_schedule(split=self._decide_split(said, groups))
         self._leadership: Leadership | None = None
+        self._order: AgreedOrder | None = None
         several = len(call.models) > 1
         self._randomness = MegatronRandomness(self._device) if several and draws(call.config, call.models) else None
         self._is_v = self._shape(1).placement is Placement.V
@@ -70,7 +74,7 @@ class MegatronStage:
         try:
             agree(self._say(lambda: self._connect(call, config.control, hooks)), groups)
         except BaseException:
-            self.close()
+            self.close(failed=True)
             raise
 
     # --------------------------------------------------------------- opening
@@ -154,6 +158,22 @@ class MegatronStage:
             self._all_hooks(hooks),
             device=self._device,
         )
+        if self._config.reductions == "agreed" and self._schedule.policy.name != "static":
+            self._order = self._open_order(call)
+
+    def _open_order(self, call: ScheduleCall) -> AgreedOrder | None:
+        """With the replicas of this stage. Ranks that compute together launch other collectives, too, and would have to
+        agree on where between these a reduction comes: theirs come as planned."""
+        replicas, seconds = call.groups.dp_cp, self._config.timeout_seconds
+        if any(group is not None and group.size() > 1 for group in computing_together(call.groups, call.config)):
+            if first_of([self._group, call.groups.tp, replicas]):
+                tell("pipeline: reductions are in the planned order, as ranks compute together")
+            return None
+        if replicas.size() < 2 or len(call.models) < 2:
+            return None
+        return AgreedOrder(
+            len(call.models), replicas.rank(), replicas.size(), exchange_among(replicas, seconds), seconds
+        )
 
     def _all_hooks(self, hooks: Hooks | None) -> Hooks:
         """Those of the attached session, and those that were given."""
@@ -174,13 +194,19 @@ class MegatronStage:
         """The model is gone, or an error has ended an iteration."""
         return self._executor is None or any(model() is None for model in self._models)
 
-    def close(self) -> None:
-        """Leave the others, and the model as it was. May be called again."""
+    def close(self, failed: bool = False) -> None:
+        """Leave the others, and the model as it was. May be called again. ``failed``: because of an error."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.close()
         if self._leadership is not None:
             self._leadership.close()
+        order, self._order = self._order, None
+        if order is not None and failed:
+            order.abandon()
+        elif order is not None:
+            with contextlib.suppress(RuntimeError):  # another replica has an error of its own
+                order.close(timeout=0.0)
         for layers in self._layers:
             layers.remove()
 
@@ -197,7 +223,7 @@ class MegatronStage:
         try:
             self._evaluate(call) if call.forward_only else self._train(call)
         except BaseException:
-            self.close()
+            self.close(failed=True)
             raise
         finally:
             for chunk in self._chunks:
@@ -236,7 +262,7 @@ class MegatronStage:
         order = completion_order(plan, self._number) if explicit else None
         if self._randomness is not None:
             self._randomness.begin()
-        with GradientSync(call.config, call.models, call.microbatches, order) as sync:
+        with GradientSync(call.config, call.models, call.microbatches, order, self._order) as sync:
             if len(call.models) > 1:
                 start_parameters(call.config, call.models)
             for index, chunk in enumerate(self._chunks):

@@ -12,7 +12,7 @@ from trimtab.fbd.advise.training import Devices, Helpers, Training
 
 _LEAST_GAIN: Final = 0.02
 """Below this a prediction says nothing: times are not known better."""
-_SIMULATED: Final = 16
+_SIMULATED: Final = 12
 """Disaggregated candidates of a kind."""
 
 
@@ -63,10 +63,10 @@ def advise(training: Training, devices: Devices, helpers: Helpers | None = None)
 def _promising(training: Training, devices: Devices, helpers: Helpers | None) -> Iterator[Candidate]:
     """All but the disaggregated ones of a kind that the bound already says are worse than others of it: to simulate a
     step takes time, and there are hundreds of ratios."""
-    kinds: dict[tuple[Way, bool], list[Candidate]] = {}
+    kinds: dict[tuple[Way, bool, bool], list[Candidate]] = {}
     for one in candidates(training, helpers):
         if one.disaggregated:
-            kinds.setdefault((one.way, one.on_helpers), []).append(one)
+            kinds.setdefault((one.way, one.on_helpers, one.helped < 1), []).append(one)
         else:
             yield one
     for alike in kinds.values():

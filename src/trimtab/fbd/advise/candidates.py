@@ -75,7 +75,10 @@ def candidates(training: Training, helpers: Helpers | None = None) -> Iterator[C
     for way in (Way.SHIP, Way.SEND_INPUT):
         for forward_tp in _divisors(training.tp):
             for forwards, backwards in _ratios():
-                yield Candidate(way, training.pp, training.tp, forward_tp, forwards, backwards)
+                # Where the forward is run again, the fewer run elsewhere the better.
+                few = balanced_share(way, training, forwards / backwards, forward_tp) if way is Way.SHIP else 1.0
+                for helped in sorted({few, 1.0}):
+                    yield Candidate(way, training.pp, training.tp, forward_tp, forwards, backwards, helped)
         if helpers is not None:
             yield from _helped(way, training, helpers)
 
@@ -101,20 +104,20 @@ def _helped(way: Way, training: Training, helpers: Helpers) -> Iterator[Candidat
         each, left = divmod(helpers.count, training.pp * forward_tp)
         if each < 1 or left:
             continue
-        for helped in sorted({balanced_share(way, training, helpers, each, forward_tp), 1.0}):
+        for helped in sorted({balanced_share(way, training, each, forward_tp, helpers.speed), 1.0}):
             if helped > 0:
                 yield Candidate(way, training.pp, training.tp, forward_tp, each, 1, helped, on_helpers=True)
 
 
-def balanced_share(way: Way, training: Training, helpers: Helpers, each: int, forward_tp: int) -> float:
-    """The share x of microbatches that ``each`` helper instances of a stage run the forwards of, so that they are as
-    busy as the trainer: x F_h / each = (1 - x)(F + B) + x B (and x F more where only the input is sent)."""
+def balanced_share(way: Way, training: Training, each: float, forward_tp: int, speed: float = 1.0) -> float:
+    """The share x of microbatches whose forwards run on ``each`` forward instances to a trainer, so that they are as
+    busy as it is: x F_h / each = (1 - x)(F + B) + x B (and x F more where only the input is sent)."""
     forward = sum(training.forward) + sum(training.exposed_forward)
     backward = sum(training.backward) + sum(training.exposed_backward)
-    of_helper = helper_forward(sum(training.forward), sum(training.exposed_forward), training.tp, forward_tp)
-    by_helper = of_helper / helpers.speed / each
+    of_one = helper_forward(sum(training.forward), sum(training.exposed_forward), training.tp, forward_tp)
+    of_one /= speed * each
     saved = forward if way is Way.SHIP else 0.0
-    return min(1.0, (forward + backward) / (by_helper + saved)) if by_helper + saved > 0 else 1.0
+    return min(1.0, (forward + backward) / (of_one + saved)) if of_one + saved > 0 else 1.0
 
 
 def helper_forward(forward: float, exposed: float, tp: int, forward_tp: int) -> float:

@@ -39,9 +39,10 @@ def trainer_state(training: Training, devices: Devices, place: Place) -> float:
 
 
 def helper_bytes(training: Training, devices: Devices, place: Place) -> float:
-    """A device that runs forwards only: weights, what one forward leaves while it is sent, and the next one's."""
+    """A device that runs forwards only: weights, beside which new ones come, and what three forwards leave: two are on
+    their way while the third runs."""
     weights = devices.weight_bytes * training.weights / (place.stages * place.tp)
-    return weights + 2 * saved_bytes(training, place) + logits_bytes(training, place)
+    return 2 * weights + 3 * saved_bytes(training, place) + logits_bytes(training, place)
 
 
 def room(training: Training, devices: Devices, place: Place) -> int:

@@ -21,21 +21,37 @@ def check_rank(program: Program, rank: VirtualRank, role: Role, module: nn.Modul
         raise ValueError(f"{rank} is no {role} rank")
     if program.placement.process(rank) != transport.rank:
         raise ValueError(f"{rank} is process {program.placement.process(rank)}, and this is process {transport.rank}")
-    if program.mode != "recompute":
-        return
+    if program.mode == "recompute":
+        for why in not_again(program, module):
+            raise ValueError(why)
+
+
+def not_again(program: Program, module: nn.Module) -> Iterator[str]:
+    """Why a forward of ``module`` could not be run again with the same result."""
     for name, held in _named(module):
         if not program.random.covers(held.device):
-            raise ValueError(
+            yield (
                 f"{name} is on {held.device}, whose random generator mode recompute has to set: give the program "
                 "RandomStates with that device's index"
             )
+    for name, attribute, _ in generators(module):
+        yield (
+            f"{name or 'the module'} draws from a generator of its own, {attribute}, whose state mode recompute does "
+            "not send: draw from PyTorch's"
+        )
+
+
+def generators(module: nn.Module) -> Iterator[tuple[str, str, torch.Generator]]:
+    """Those that modules have of their own: the module's name, the attribute, the generator."""
     for name, one in module.named_modules():
         for attribute, value in vars(one).items():
             if isinstance(value, torch.Generator):
-                raise ValueError(
-                    f"{name or 'the module'} draws from a generator of its own, {attribute}, whose state mode "
-                    "recompute does not send: draw from PyTorch's"
-                )
+                yield name, attribute, value
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a stage computes: where its first parameter or buffer is; the CPU for one that has none."""
+    return next((one.device for _, one in _named(module)), torch.device("cpu"))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ _LONGEST_VALUE: Final = 200
 _DEEPEST: Final = 8
 _MOST_SEEN: Final = 10_000
 _FUNCTIONS: Final = (types.FunctionType, types.MethodType, functools.partial)
-_OPAQUE: Final = (torch.nn.Module, torch.Generator, types.ModuleType, type)
+_OPAQUE: Final = (torch.nn.Module, torch.Generator, torch.distributed.ProcessGroup, types.ModuleType, type)
 """In which nothing is looked for: they are the side's own."""
 
 

@@ -71,19 +71,42 @@ class Export(saved_tensors_hooks):
         self._saved.clear()
         self._versions.clear()
 
-    def shipment(self, outputs: Sequence[torch.Tensor]) -> Shipment:
-        """Of the forward that has made ``outputs``. ValueError where something can neither be sent nor compared."""
+    def shipment(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor] = (),
+        values: Sequence[torch.Tensor] = (),
+    ) -> Shipment:
+        """Of the forward that has made ``outputs``.
+
+        Args:
+            inputs: go along as they are.
+            values: go along after them: outputs whose values the other side uses.
+
+        Raises:
+            ValueError: something can neither be sent nor compared.
+        """
         nodes = graph.walk(outputs)
         kept: list[Node] = []
+        saved: list[tuple[int, ...]] = []
         with self._probe:
             for place, node in enumerate(nodes):
                 slots = tuple((path, self._pack(tensor)) for path, tensor in attributes.tensors(node))
-                values = graph.kept_values(node, self._probe, self._places)
-                if slots or values:
-                    kept.append(Node(place, node.name(), slots, values))
-        cut = _Cut(self._places, self._saved)
-        manifest = Manifest(cut.slots, cut.storages, tuple(kept), graph.names(nodes), graph.edges(nodes, self._places))
-        return Shipment(manifest, cut.tensors, tuple(self._versions))
+                before = len(self._probe.asked)
+                plain = graph.kept_values(node, self._probe, self._places)
+                saved.append(tuple(self._probe.asked[before:]))
+                if slots or plain:
+                    kept.append(Node(place, graph.name_of(node), slots, plain))
+        into, out = (tuple(self._pack(one) for one in some) for some in (inputs, values))
+        tensors, storages, slots = laid_out(self._places, self._saved)
+        edges = graph.edges(nodes, self._places)
+        manifest = Manifest(slots, storages, tuple(kept), graph.names(nodes), edges, tuple(saved), into, out)
+        return Shipment(manifest, tensors, tuple(self._versions))
+
+    @property
+    def saved(self) -> tuple[torch.Tensor, ...]:
+        """Tensors of the slots."""
+        return tuple(self._saved)
 
 
 def _kind(tensor: torch.Tensor) -> str:
@@ -95,8 +118,16 @@ def _gone(number: int) -> torch.Tensor:
     raise RuntimeError(f"saved tensor {number} has gone to where the backward runs")
 
 
+def laid_out(
+    places: Places, saved: Sequence[torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], tuple[Storage, ...], tuple[Slot, ...]]:
+    """Tensors as parts of storages, each of which is sent once, as far as any needs it."""
+    cut = _Cut(places, saved)
+    return cut.tensors, cut.storages, cut.slots
+
+
 class _Cut:
-    """Saved tensors as parts of storages, each of which is sent once, as far as any slot needs it."""
+    """Saved tensors as parts of storages."""
 
     def __init__(self, places: Places, saved: Sequence[torch.Tensor]) -> None:
         ranges: dict[int, list[int]] = {}

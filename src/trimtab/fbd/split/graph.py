@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -28,9 +28,19 @@ def walk(outputs: Sequence[torch.Tensor]) -> list[Any]:
     return found
 
 
+_ALIKE: Final = {"ReshapeAliasBackward0": "ViewBackward0"}
+"""Nodes that save the same and do the same; PyTorch makes the second where a dispatch mode is on, as in a rehearsal."""
+
+
 def names(nodes: Sequence[Any]) -> tuple[str, ...]:
     """Of nodes, as they name themselves."""
-    return tuple(node.name() for node in nodes)
+    return tuple(name_of(node) for node in nodes)
+
+
+def name_of(node: Any) -> str:
+    """The same for nodes that do the same."""
+    name: str = node.name()
+    return _ALIKE.get(name, name)
 
 
 def edges(nodes: Sequence[Any], places: Places) -> tuple[str, ...]:

@@ -57,29 +57,41 @@ class Manifest:
     """Of all nodes, in the order of the walk."""
     edges: tuple[str, ...] = field(default=())
     """Where their gradients go."""
+    saved: tuple[tuple[int, ...], ...] = field(default=())
+    """Of each node, the slots that it saved."""
+    inputs: tuple[int, ...] = field(default=())
+    """Slots that no node saved: what a rehearsal went in with."""
+    outputs: tuple[int, ...] = field(default=())
+    """Slots of what came out, where the other side uses its values."""
 
     @property
     def bytes(self) -> int:
         """That travel."""
         return sum(storage.bytes for storage in self.storages)
 
-    def difference(self, other: Manifest) -> str:
+    @property
+    def own(self) -> int:
+        """Slots that nodes of the graph saved: the first ones."""
+        return len(self.slots) - len(self.inputs) - len(self.outputs)
+
+    def difference(self, other: Manifest, *, layouts: bool = True) -> str:
         """Where ``other``, the backward's side, is not the same; empty: nowhere.
 
-        How much of a storage is shipped, and so where a slot lies in it, is the forward's affair.
+        How much of a storage is shipped, and so where a slot lies in it, is the forward's affair. So are strides where
+        not ``layouts``. What is behind the saved tensors, in and out, each side may have or not.
         """
-        counts = (("nodes", self.names, other.names), ("saved tensors", self.slots, other.slots))
-        for what, ours, theirs in counts:
-            if len(ours) != len(theirs):
-                return f"the forward made {len(ours)} {what}, the backward's side has {len(theirs)}"
+        ours, theirs = (one.slots[: one.own] for one in (self, other))
+        for what, a, b in (("nodes", self.names, other.names), ("saved tensors", ours, theirs)):
+            if len(a) != len(b):
+                return f"the forward made {len(a)} {what}, the backward's side has {len(b)}"
         for place, (a, b) in enumerate(zip(self.names, other.names, strict=True)):
             if a != b:
                 return f"node {place} of the graph is {a} in the forward and {b} here"
         for place, (a, b) in enumerate(zip(self.edges, other.edges, strict=True)):
             if a != b:
                 return f"gradients of {self.names[place]} (node {place}) go to {a} in the forward and to {b} here"
-        for number, (a, b) in enumerate(zip(self.slots, other.slots, strict=True)):
-            if _essence(a) != _essence(b):
+        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            if _essence(a, layouts) != _essence(b, layouts):
                 return f"saved tensor {number} is {_said(a)} in the forward and {_said(b)} here"
         for a, b in zip_longest(self.nodes, other.nodes):
             if a != b:
@@ -120,14 +132,19 @@ class Manifest:
                 ),
                 tuple(said["names"]),
                 tuple(said["edges"]),
+                tuple(tuple(one) for one in said["saved"]),
+                tuple(said["inputs"]),
+                tuple(said["outputs"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"manifest: it makes no sense ({type(error).__name__}: {error})") from None
 
 
-def _essence(slot: Slot) -> tuple[object, ...]:
+def _essence(slot: Slot, layouts: bool) -> tuple[object, ...]:
     known = () if slot.source == "shipped" else (slot.index, slot.offset)
-    return (slot.dtype, slot.shape, slot.stride, slot.source, *known)
+    # Nothing is reached by the stride of a dimension that has one element.
+    strides = tuple(stride for size, stride in zip(slot.shape, slot.stride, strict=True) if layouts and size > 1)
+    return (slot.dtype, slot.shape, strides, slot.source, *known)
 
 
 def _said(slot: Slot) -> str:

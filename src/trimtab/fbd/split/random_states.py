@@ -48,7 +48,9 @@ class RandomStates:
             torch.cuda.set_rng_state(state, device)
         if self._tracker is not None:
             named = rest[len(self._devices) :]
-            self._tracker.set_states(dict(zip(names, named, strict=True)))
+            found = dict(zip(names, named, strict=True))
+            # in the tracker's own order, which nodes of activation checkpointing have, too
+            self._tracker.set_states({name: found[name] for name in self._tracker.get_states()})
 
     @contextmanager
     def kept(self, states: Sequence[torch.Tensor] | None = None) -> Iterator[None]:

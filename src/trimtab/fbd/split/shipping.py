@@ -7,7 +7,7 @@ before. The others have the storages. Messages may arrive in any order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -127,6 +127,12 @@ class Receiver:
         # A new manifest may be what others of its chunk have waited for.
         alike = [one for one in self._coming if one[:2] == key[:2]] if label.part == 0 else [key]
         return [arrived for one in alike if (arrived := self._complete(one)) is not None]
+
+    def forget(self, sources: Container[int]) -> None:
+        """What has come in part from peers of which no more will."""
+        for key in [one for one in self._coming if one[0] in sources]:
+            for message in self._coming.pop(key).found.values():
+                message.release()
 
     def _complete(self, key: Key) -> Arrived | None:
         coming = self._coming[key]

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from trimtab import config as configuration
 from trimtab.config import Config, PipelineConfig
+from trimtab.coordinator.exchange import exchange_among
+from trimtab.coordinator.order import AgreedOrder
 from trimtab.pipeline.execute.device_memory import DeviceMemory
 from trimtab.pipeline.execute.executor import Executor
 from trimtab.pipeline.execute.hooks import Hooks, Several
@@ -103,6 +105,8 @@ class Pipeline:
         lock: threading.Lock | None = None,
     ) -> None:
         settled = _settled(config)
+        if leading is not None and _agrees(settled.pipeline):
+            raise ValueError("pipeline.reductions agreed: only where each rank decides for itself; take planned")
         stage, stages = _where(group, transport)
         device = next((p.device for chunk in chunks for p in chunk.parameters()), torch.device("cpu"))
         self.number = 0
@@ -129,13 +133,16 @@ class Pipeline:
             for number, (module, position, loss) in enumerate(self._parts(chunks, loss_function))
         ]
         self._averages = _averages(chunks, self._ties, replicas)
-        self._reductions = ChunkReductions(None if self._averages is None else self._averages.start)
+        agrees = self._averages is not None and _agrees(settled.pipeline)
+        self._order = _agreed_order(settled.pipeline, replicas, len(chunks) + 1) if agrees else None
+        self._reductions = ChunkReductions(None if self._averages is None else self._averages.start, self._order)
         settings = settings_of(settled.pipeline, fixed_shapes)
         memory = _device_memory(settled.pipeline, device)
         others = [one for one in (hooks, memory) if one is not None]
         told = Several(*_recording(group, stage, stages), *others, self._reductions)
         self._executor = Executor(stage, self._chunks, transport, settings, told, device=device, memory=memory)
-        self._leave = weakref.finalize(self, _leave, self._executor)  # also where the process ends without close()
+        # also where the process ends without close()
+        self._leave = weakref.finalize(self, _leave, self._executor, self._order)
 
     def _build(
         self,
@@ -215,7 +222,7 @@ class Pipeline:
         if error is None:
             self.close()
         else:
-            self._executor.abort()
+            self._abort()
 
     def _run(
         self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None, count: int | None, forward_only: bool
@@ -231,7 +238,7 @@ class Pipeline:
             else:
                 self._train(count)
         except BaseException:
-            self._executor.abort()
+            self._abort()
             raise
         finally:
             for chunk in self._chunks:
@@ -244,9 +251,14 @@ class Pipeline:
         self.report = self._schedule.train(self._executor, count)
         self._ties.finish(self._executor)
         if self._averages is not None:
-            self._averages.start(len(self._chunks))  # of tied weights
+            self._reductions.complete(len(self._chunks))  # tied weights
             self._averages.finish()
         self.number += 1
+
+    def _abort(self) -> None:
+        self._executor.abort()
+        if self._order is not None:
+            self._order.abandon()
 
     def _count(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None, count: int | None) -> int:
         given = [len(part) for part in (inputs, targets) if part is not None]
@@ -260,12 +272,15 @@ class Pipeline:
         return None if None in sizes else [size for size in sizes if size is not None]
 
 
-def _leave(executor: Executor) -> None:
+def _leave(executor: Executor, order: AgreedOrder | None) -> None:
     if executor.closed:
         return
     with contextlib.suppress(Exception):
         executor.drain(_LEAVE_SECONDS)
     executor.close()
+    if order is not None:
+        with contextlib.suppress(RuntimeError):  # another replica has an error of its own
+            order.close()
 
 
 def _settled(config: Settings) -> Config:
@@ -345,6 +360,17 @@ def _averages(chunks: Sequence[nn.Module], ties: Ties, replicas: dist.ProcessGro
     return Averages(
         [*([p for p in chunk.parameters() if p not in tied] for chunk in chunks), ties.parameters], replicas
     )
+
+
+def _agrees(config: PipelineConfig) -> bool:
+    """Whether replicas agree on the order of reductions; those that all run the plan's have one."""
+    return config.reductions == "agreed" and config.policy not in ("off", "static")
+
+
+def _agreed_order(config: PipelineConfig, replicas: dist.ProcessGroup | None, things: int) -> AgreedOrder:
+    assert replicas is not None
+    exchange = exchange_among(replicas, config.timeout_seconds)
+    return AgreedOrder(things, replicas.rank(), replicas.size(), exchange, config.timeout_seconds)
 
 
 def _recording(group: dist.ProcessGroup | None, stage: int, stages: int) -> list[Hooks]:

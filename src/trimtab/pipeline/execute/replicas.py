@@ -1,15 +1,17 @@
 """Data parallel replicas: the gradients of each chunk are reduced as soon as they are complete, in one order on all.
 
-Replicas may run their actions in different orders, but collectives have to begin in the same one on all. So a chunk is
-reduced once its last weight gradients are there *and* all chunks before it in a fixed order have begun to be reduced:
-the order in which the plan completes them.
+Replicas may run their actions in different orders, but collectives have to begin in the same one on all. Either it is
+fixed: the order in which the plan completes the chunks; then a chunk is reduced once its last weight gradients are
+there *and* all chunks before it have begun to be reduced. Or the replicas agree on it as they run: a chunk is reduced
+once it is complete on all of them, whatever becomes of the others. Whoever begins it is the thread that computes,
+between two actions.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
@@ -27,15 +29,32 @@ def completion_order(plan: Plan, stage: int) -> tuple[int, ...]:
     return tuple(sorted(last, key=last.__getitem__))
 
 
+class Order(Protocol):
+    """An order that the replicas agree on: :class:`trimtab.coordinator.order.AgreedOrder`."""
+
+    def reached(self, thing: int) -> None:
+        """This replica has."""
+        ...
+
+    def ready(self) -> list[int]:
+        """What is to be begun now. Never waits."""
+        ...
+
+    def rest(self) -> Iterator[int]:
+        """All that this replica has reached and has not begun, as it becomes ready."""
+        ...
+
+
 class ChunkReductions(NoHooks):
-    """Hooks that begin the reduction of each chunk in canonical order.
+    """Hooks that begin the reduction of each chunk in an order that is the same on all replicas.
 
     ``start`` is called once a chunk and iteration, on the executor's thread, and must return without waiting.
     """
 
-    def __init__(self, start: Callable[[int], None] | None) -> None:
-        """None: there are no replicas."""
+    def __init__(self, start: Callable[[int], None] | None, agreed: Order | None = None) -> None:
+        """``start``: None: there are no replicas. ``agreed``: None: the order is the plan's."""
         self._start = start
+        self._agreed = agreed
         self._left: Counter[int] = Counter()
         self._order: tuple[int, ...] = ()
         self._begun = 0
@@ -51,11 +70,40 @@ class ChunkReductions(NoHooks):
         self._order, self._begun = (), 0
         self._left.clear()
 
+    def begin(self, action: Action) -> None:  # noqa: ARG002 (whichever it is)
+        """Begin what has been agreed on meanwhile."""
+        self._start_ready()
+
     def end(self, action: Action) -> None:
         """Count; begin what can begin."""
-        if self._start is None or not self._order or action.work not in (Work.W, Work.BW):
+        if self._start is None or not self._order:
             return
-        self._left[action.chunk] -= 1
+        if action.work in (Work.W, Work.BW):
+            self._left[action.chunk] -= 1
+            if self._agreed is None:
+                self._start_planned()
+            elif self._left[action.chunk] == 0:
+                self._agreed.reached(action.chunk)
+        self._start_ready()
+
+    def complete(self, thing: int) -> None:
+        """After the iteration: something that no action ends is complete, too, such as tied weights; it is reduced
+        last. All that was to be reduced has begun to be when this returns."""
+        assert self._start is not None
+        if self._agreed is None:
+            self._start(thing)
+            return
+        self._agreed.reached(thing)
+        for one in self._agreed.rest():
+            self._start(one)
+
+    def _start_ready(self) -> None:
+        if self._start is not None and self._agreed is not None and self._order:
+            for chunk in self._agreed.ready():
+                self._start(chunk)
+
+    def _start_planned(self) -> None:
+        assert self._start is not None
         while self._begun < len(self._order) and self._left[self._order[self._begun]] <= 0:
             chunk = self._order[self._begun]
             self._begun += 1

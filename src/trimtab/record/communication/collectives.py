@@ -272,9 +272,9 @@ class Interception:
         delay, change = 0, None
         if self._link_delay is not None or pending.disturbed is not None:
             delay, change = self._lateness(pending, arguments)
-        if (
-            work is None
-        ):  # it has run already, or, of NCCL when the caller is not asynchronous, is in the current stream
+        if self.disturb is not None and pending.group.is_nccl:
+            self._works.hold_together(arguments)
+        if work is None:  # it has run; or, of NCCL where the caller waits at once, it is in the current stream
             if pending.group.is_nccl:
                 pending.delay_ns = delay
             if change is not None and not (pending.group.is_nccl and self._works.change_together(change)):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +67,20 @@ def changed_work(work: Work, change: Callable[[], None]) -> Work:
         return value
 
     return _create_work_from_future(work.get_future().then(then))
+
+
+def changed_behind(
+    work: Work, tensors: Sequence[torch.Tensor], change: Callable[[], None], stream: torch.cuda.Stream | None
+) -> Work:
+    """As :func:`changed_work`, of a work without a future, as NCCL's of what was issued together. ``stream`` waits for
+    it and runs ``change`` (None: the host does); ``tensors`` are all that it reads and writes: by that wait it gives
+    them up, and here they are held for as long as the new work is."""
+    outcome: Outcome = torch.futures.Future(devices=[] if stream is None else [stream.device])
+    with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+        Work.wait(work)  # maybe wrapped, but nobody registered this work
+        change()
+        outcome.set_result(list(tensors))
+    return _create_work_from_future(outcome)
 
 
 def _value(work: Work, outputs: Any) -> Any:

@@ -14,16 +14,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Work
+from torch.utils._pytree import tree_leaves
 
 from trimtab.events import NAME_WAIT, STREAM_COMM, STREAM_COMPUTE, Kind
 from trimtab.record.clocks import UNKNOWN, Clock, Mark
 from trimtab.record.communication.comm_streams import CommStreams
-from trimtab.record.communication.late import changed_work
+from trimtab.record.communication.late import changed_behind
 from trimtab.record.communication.operators import NO_RANK
 from trimtab.record.communication.pending import Issue, Pending, address_of, in_foreground
 from trimtab.record.communication.reducer import BackwardWaits
@@ -86,6 +87,9 @@ class Works:
         self._called_back: set[int] = set()
         self._coalesced: list[Pending] | None = None
         self._changes: list[Callable[[], None]] = []
+        self._held: list[torch.Tensor] = []
+        """Tensors of what is issued together, while somebody disturbs communications."""
+        self._side: torch.cuda.Stream | None = None
         self._streams = streams
         self._backward = BackwardWaits(mark, self._backward_waited, complaints)
         self._wait_site = -1
@@ -356,9 +360,15 @@ class Works:
         self._changes.append(change)
         return True
 
+    def hold_together(self, arguments: Sequence[Any]) -> None:
+        """Their tensors are read or written by what is issued together, if something is just now."""
+        if self._coalesced is not None:
+            self._held += [one for one in tree_leaves(list(arguments)) if isinstance(one, torch.Tensor)]
+
     def changed_together(self, work: Work | None) -> Work | None:
         """``work`` is what was issued together, or one that is complete when all of it is changed."""
         changes, self._changes = self._changes, []
+        held, self._held = self._held, []
         if not changes:
             return work
 
@@ -371,7 +381,10 @@ class Works:
             return None
         if self._coalesced:
             self._coalesced[0].kept = work
-        return changed_work(work, change)
+        on_device = next((tensor.device for tensor in held if tensor.is_cuda), None)
+        if on_device is not None and self._side is None:
+            self._side = torch.cuda.Stream(on_device)
+        return changed_behind(work, held, change, None if on_device is None else self._side)
 
     def end_together(self, work: Work | None) -> None:
         """``work`` is what was issued since :meth:`start_together`: all of it ends with it."""
@@ -379,6 +392,7 @@ class Works:
         if not together:
             return
         if work is None:
+            self._hold_up(max(together, key=lambda pending: pending.delay_ns))
             end = self._mark()
             for pending in together:
                 self._record(pending, end, STREAM_COMPUTE)

@@ -92,13 +92,14 @@ class ScopeSession:
             message_bytes=most,
             failed=lambda tap, error: self._say_once(f"sending {tap}", error),
         )
+        self._warming = Warming(measures, self._say_once)
         self._answers = Answers(
             self.agreement,
             self.board,
             self.job,
             measures,
             heard=lambda: self._courier.hear(),
-            warm=Warming(measures, self._say_once).begin,
+            warm=self._warming.begin,
         )
         self._courier = Courier(
             config,
@@ -148,6 +149,8 @@ class ScopeSession:
             try:
                 self.board.meet(points, model)
                 self.job.meet(chunk, model)
+                if model is not None:
+                    self._warming.meet(model)
             except Exception as error:
                 self.step_aside("looking through a model", error)
 

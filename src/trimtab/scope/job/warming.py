@@ -19,21 +19,28 @@ class Warming:
         """``failed`` is told what went wrong; measuring may do without."""
         self._measures = measures
         self._failed = failed
+        self._devices: dict[torch.device, None] = {}
+
+    def meet(self, model: torch.nn.Module) -> None:
+        """Where its parameters are, measurements will be. (Each thread has a current GPU of its own, and that of a
+        thread which does not train is the first.)"""
+        self._devices |= {parameter.device: None for parameter in model.parameters() if parameter.is_cuda}
 
     def begin(self, subscription: Subscription, taps: Sequence[Tap]) -> None:
         """Start it on a thread of its own, which takes some seconds and ends with the process."""
-        if not torch.cuda.is_initialized():
+        devices = list(self._devices)
+        if not devices:
             return
         names = {tap.dtype.removeprefix("torch.") for tap in taps}
         dtypes = [dtype for name in sorted(names) if isinstance(dtype := getattr(torch, name, None), torch.dtype)]
-        device = torch.device("cuda", torch.cuda.current_device())
         threading.Thread(
-            target=self._warm, args=(subscription, device, dtypes), name="trimtab-scope-warm", daemon=True
+            target=self._warm, args=(subscription, devices, dtypes), name="trimtab-scope-warm", daemon=True
         ).start()
 
-    def _warm(self, subscription: Subscription, device: torch.device, dtypes: list[torch.dtype]) -> None:
+    def _warm(self, subscription: Subscription, devices: list[torch.device], dtypes: list[torch.dtype]) -> None:
         try:
-            with torch.cuda.device(device):
-                self._measures.warm(subscription, device, dtypes)
+            for device in devices:
+                with torch.cuda.device(device):
+                    self._measures.warm(subscription, device, dtypes)
         except Exception as error:
             self._failed("compiling a kernel", error)

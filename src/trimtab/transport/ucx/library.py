@@ -6,10 +6,13 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import subprocess
 from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_int, c_int8, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from trimtab.transport.ucx.modules import has_cuda
 
 _LIBRARIES: Final = ("libucm.so.0", "libucs.so.0", "libuct.so.0", "libucp.so.0")
 _OLDEST: Final = (1, 10)
@@ -137,13 +140,14 @@ def status_of(pointer: int) -> int:
     return pointer - (1 << 64)
 
 
-def load_ucx(path: str = "") -> Ucx:
+def load_ucx(path: str = "", cuda: bool = False) -> Ucx:
     """UCX from ``path`` (of libucp.so), from this process if it is loaded, the system, or the wheel ``libucx``.
 
+    ``cuda``: it is to send from GPUs, so that a system's without the module for it gives way to a wheel that has it.
     OSError: there is none, or it cannot be loaded; ValueError: it is too old.
     """
     with _quiet():
-        slow, found = _load(path)
+        slow, found = _load(path, cuda)
         quick = ctypes.PyDLL(found)  # the same library, held open twice
     _declare(slow)
     _declare(quick)
@@ -155,19 +159,46 @@ def load_ucx(path: str = "") -> Ucx:
     return Ucx(found, version, slow, quick)
 
 
-def _load(path: str) -> tuple[Any, str]:
+def _load(path: str, cuda: bool) -> tuple[Any, str]:
     if path:
         if not Path(path).is_file():
             raise OSError(f"transport.ucx_library: there is no file {path}")
         return _load_beside(Path(path))
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a second one beside it would be given the libraries of the first
         return ctypes.CDLL(_LIBRARIES[-1], mode=os.RTLD_NOLOAD | ctypes.RTLD_GLOBAL), _LIBRARIES[-1]
+    wheel = _in_wheel()
+    if cuda and wheel is not None and has_cuda(wheel) and not ((system := _on_system()) and has_cuda(system)):
+        return _load_beside(wheel)
     with contextlib.suppress(OSError):
         return ctypes.CDLL(_LIBRARIES[-1], mode=ctypes.RTLD_GLOBAL), _LIBRARIES[-1]
+    if wheel is None:
+        raise OSError("there is no libucp.so on this system and no wheel libucx (pip install 'trimtab[ucx]')")
+    return _load_beside(wheel)
+
+
+def _in_wheel() -> Path | None:
+    """Where the wheel ``libucx`` has it."""
     spec = importlib.util.find_spec(_WHEEL)  # found, not imported: its loader would take the system's first
     if spec is None or not spec.submodule_search_locations:
-        raise OSError("there is no libucp.so on this system and no wheel libucx (pip install 'trimtab[ucx]')")
-    return _load_beside(Path(spec.submodule_search_locations[0], "lib", _LIBRARIES[-1]))
+        return None
+    return Path(spec.submodule_search_locations[0], "lib", _LIBRARIES[-1])
+
+
+def _on_system() -> Path | None:
+    """Where the dynamic loader would find it. It is not loaded: what is loaded stays, and nothing else comes then."""
+    folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    cached = [Path(path).parent for path in _cached(_LIBRARIES[-1])]
+    files = [Path(folder, _LIBRARIES[-1]) for folder in (*folders, *cached)]
+    return next((file.resolve() for file in files if file.is_file()), None)
+
+
+def _cached(name: str) -> list[str]:
+    """Paths of a library in the loader's cache, as ``ldconfig -p`` prints them."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=10.0, check=True)
+        lines = (line.split() for line in told.stdout.splitlines())
+        return [words[-1] for words in lines if len(words) > 2 and words[0] == name]
+    return []
 
 
 def _load_beside(path: Path) -> tuple[Any, str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trimtab.transport.ucx.library import Ucx
+if TYPE_CHECKING:
+    from trimtab.transport.ucx.library import Ucx
 
 _MODULE: Final = re.compile(r"libuct_([a-z0-9_]+)\.so")
 CUDA: Final = "cuda"
@@ -26,10 +27,19 @@ def find_modules(ucx: Ucx) -> Found:
     path = Path(ucx.path)
     if path.parent == Path():  # loaded by its name: from wherever the system has it, or as it was there already
         path = _mapped(path.name) or path
+    return Found(path, _modules_of(path))
+
+
+def has_cuda(path: Path) -> bool:
+    """Whether the libucp.so there, which need not be loaded, would find the module for CUDA."""
+    return CUDA in _modules_of(path)
+
+
+def _modules_of(path: Path) -> tuple[str, ...]:
     elsewhere = os.environ.get("UCX_MODULE_DIR")
     folders = [path.parent / "ucx", *([Path(elsewhere)] if elsewhere else [])]
     files = [file for folder in folders for file in folder.glob("libuct_*.so*")]
-    return Found(path, tuple(sorted({found[1] for file in files if (found := _MODULE.match(file.name))})))
+    return tuple(sorted({found[1] for file in files if (found := _MODULE.match(file.name))}))
 
 
 def no_gpu(ucx: Ucx) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trimtab.transport.credits import Credits
-from trimtab.transport.errors import PeerLost, TransportError
+from trimtab.transport.errors import LEFT, PeerLost, TransportError
 from trimtab.transport.estimate import LinkEstimator
 from trimtab.transport.inbox import Inbox
 from trimtab.transport.interface import Announcement, Channel, Label
@@ -162,7 +162,7 @@ class Protocol:
 
     def _admit(self, item: Send) -> None:
         if self.peers[item.to].left:
-            self._fail_send(item, PeerLost(item.to, "it has closed its transport"))
+            self._fail_send(item, PeerLost(item.to, LEFT))
         elif self._credits.submit(item.to, Channel(item.label.backward, item.label.chunk), item):
             self._start(item)
         else:
@@ -341,7 +341,7 @@ class Protocol:
 
     def _goodbye(self, peer: Peer) -> None:
         peer.left = True
-        error = PeerLost(peer.rank, "it has closed its transport")
+        error = PeerLost(peer.rank, LEFT)
         if self._abandon(peer.rank, error) or all(other.left for other in self.peers.values()):
             self._farewell = error
 

@@ -14,14 +14,14 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
 
-from trimtab.transport.errors import PeerLost, TransportError
+from trimtab.transport.errors import LEFT, PeerLost, TransportError
 from trimtab.transport.inbox import Inbox
-from trimtab.transport.interface import Announcement, Channel, Label, LinkEstimate, Message
+from trimtab.transport.interface import Announcement, Channel, Departure, Label, LinkEstimate, Message
 from trimtab.transport.labels import check_send, owned
 from trimtab.transport.pool import BufferPool
 from trimtab.transport.sending import Sending
@@ -119,7 +119,11 @@ class UcxTransport:
         self._protocol.submit((to, Kind.SOON, label, 0, seconds))
         self._nudge()
 
-    def poll(self) -> list[Message | Announcement]:
+    def let_go(self, peers: Iterable[int]) -> None:
+        """See the interface."""
+        self._inbox.let_go(peers)
+
+    def poll(self) -> list[Message | Announcement | Departure]:
         """See the interface."""
         if not self._inbox and self._turn.acquire(blocking=False):
             try:
@@ -194,7 +198,7 @@ class UcxTransport:
     def _check(self, to: int) -> None:
         self._inbox.check()
         if self._protocol.peers[to].left:
-            raise PeerLost(to, "it has closed its transport")
+            raise PeerLost(to, LEFT)
 
     def _credit(self, to: int, channel: Channel) -> None:
         # who is soon back takes it along; if he is not, the owner does

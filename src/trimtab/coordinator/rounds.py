@@ -8,7 +8,7 @@ same combined vector, so all launch the same, in the same order.
 
 No deadlock: what all members have reached is launched in the next round, whatever else waits, and what was launched is
 in the same order on every device. What is needed of the programs is only that they do not wait for each other in a
-circle. :mod:`trimtab.fbd.coordinator.model` searches all states of small systems for one.
+circle. :mod:`trimtab.coordinator.model` searches all states of small systems for one.
 
 A round costs as many bits as there are memberships. While nothing is reached anywhere rounds become rarer, twice as
 long apart each time, up to :attr:`Pace.longest`: that is decided from what all know, so all wait the same.
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trimtab.fbd.coordinator.memberships import Memberships
+from trimtab.coordinator.memberships import Memberships
 
 Launch = Callable[[], None]
 """Begins a collective of a virtual rank; does not wait for it."""

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from trimtab.fbd.coordinator.exchange import Exchange
-from trimtab.fbd.coordinator.memberships import Memberships
-from trimtab.fbd.coordinator.rounds import Launch, Pace, Rounds
+from trimtab.coordinator.exchange import Exchange
+from trimtab.coordinator.memberships import Memberships
+from trimtab.coordinator.rounds import Launch, Pace, Rounds
 
 _CLOSE_SECONDS: Final = 10.0
 
@@ -37,6 +37,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._open: set[Future[None]] = set()
         self._closing = threading.Event()
+        self._gives_up = False
         self._ended = False
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="trimtab-coordinator", daemon=True)
@@ -90,6 +91,12 @@ class Coordinator:
             group, rank, _ = left[0]
             raise RuntimeError(f"virtual rank {rank} waits for a collective of group {group} that others never reached")
 
+    def abandon(self) -> None:
+        """End all rounds because of an error: what waits on any process fails (RuntimeError). Waits for nobody."""
+        with self._lock:
+            self._gives_up = True
+            self._closing.set()
+
     def _run(self) -> None:
         try:
             while self._round():
@@ -103,8 +110,10 @@ class Coordinator:
         """One round; is there to be another? All decide it from what all know."""
         with self._lock:
             bits = self._rounds.vector()
-            is_open = not self._closing.is_set()
-        *combined, somebody_is_open = self._exchange.combine([*bits, int(is_open)])
+            is_open, gives_up = not self._closing.is_set(), self._gives_up
+        *combined, somebody_is_open, somebody_gives_up = self._exchange.combine([*bits, int(is_open), int(gives_up)])
+        if somebody_gives_up:
+            raise RuntimeError("a process has given up after an error of its own")
         with self._lock:
             launches = self._rounds.agreed(combined)
         for launch in launches:

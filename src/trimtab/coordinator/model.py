@@ -1,6 +1,6 @@
 """A model of processes whose threads reach collectives, and a search of all its states for deadlocks.
 
-It checks what :mod:`trimtab.fbd.coordinator.rounds` claims, for small systems and every interleaving. Threads are
+It checks what :mod:`trimtab.coordinator.rounds` claims, for small systems and every interleaving. Threads are
 virtual ranks with a program: the groups whose collectives they reach, one after the other; each waits for its own to
 complete. A process has one queue of launched collectives, as a device has one stream for communication, and the
 collective at its head completes when it is at the head of the queue of every member's process.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trimtab.fbd.coordinator.memberships import Memberships
+from trimtab.coordinator.memberships import Memberships
 
 Programs = Mapping[int, Sequence[int]]
 """Groups that each virtual rank communicates in, in order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import random
 import threading
 from concurrent.futures import Future
@@ -13,39 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import run_ranks
+from lanes import Lane
 
-from trimtab.fbd.coordinator.exchange import GroupExchange
-from trimtab.fbd.coordinator.launcher import Coordinator
-from trimtab.fbd.coordinator.memberships import Memberships
+from trimtab.coordinator.exchange import GroupExchange
+from trimtab.coordinator.launcher import Coordinator
+from trimtab.coordinator.memberships import Memberships
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 WORLD, STEPS = 2, 30
 PATIENCE = 60.0
 KINDS = 3
 """Virtual ranks of a process; each kind communicates with its like, and all of them together."""
-
-
-class Lane:
-    """What a device has: collectives run one after the other, in the order in which they were launched."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def launch(self, work: Any) -> Future[None]:
-        done: Future[None] = Future()
-        self._queue.put((work, done))
-        return done
-
-    def _run(self) -> None:
-        while True:
-            work, done = self._queue.get()
-            try:
-                work()
-            except Exception as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
 
 
 def _virtual_rank(
