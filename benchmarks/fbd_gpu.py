@@ -18,18 +18,15 @@ training; ``helpers`` has the helper on the second one.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fbd_gpu_rank import Case, Told
+from mps import multi_process_service
 from multi_gpu_part import Options, Report, arguments_of_a_part, markdown, options_of, run_job
 from pipeline_gpu_model import TINY, Sizes
 
@@ -103,26 +100,6 @@ def main() -> None:
     for table in report.tables:
         sys.stdout.write(markdown(table) + "\n")
     sys.stdout.write("\n".join(f"- {note}" for note in report.notes) + "\n")
-
-
-@contextmanager
-def multi_process_service(wanted: bool) -> Iterator[dict[str, str]]:
-    """The daemon of MPS with directories of its own; what processes need in their environment to use it."""
-    if not wanted:
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
-        added = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
-        for directory in added.values():
-            Path(directory).mkdir()
-        environment = {**os.environ, **added}
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
-        try:
-            yield added
-        finally:
-            subprocess.run(
-                ["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment, check=False, timeout=30
-            )
 
 
 def run_case(

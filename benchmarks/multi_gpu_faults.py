@@ -8,7 +8,6 @@ directory of its own, from the start. Truth is what was injected; that a stall w
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from typing import Any
 
 from multi_gpu_faults_rank import ONSET, SCENARIOS, worker
 from multi_gpu_model import ENVIRONMENT
-from multi_gpu_part import SOURCE, Options, Report, arguments_of_a_part, options_of
+from multi_gpu_part import SOURCE, Options, Report, part_or_rank
 from multi_gpu_verdicts import alarms, judged, scanned, told_by_watch
 
 HIDDEN = 0.9
@@ -171,16 +170,5 @@ def run(options: Options) -> Report:
     return report
 
 
-def main() -> None:
-    """The part, or a rank of it."""
-    parser = arguments_of_a_part((__doc__ or "").splitlines()[0])
-    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(json.loads(arguments.worker))
-    else:
-        run(options_of(arguments))
-
-
 if __name__ == "__main__":
-    main()
+    part_or_rank(__doc__, run, worker)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,3 +282,14 @@ def markdown(table: dict[str, Any]) -> str:
     """A table as text."""
     head = f"**{table['title']}**\n\n| {' | '.join(table['columns'])} |\n|{'---|' * len(table['columns'])}\n"
     return head + "".join(f"| {' | '.join(row)} |\n" for row in table["rows"])
+
+
+def part_or_rank(description: str | None, run: Callable[[Options], object], worker: Callable[[Any], None]) -> None:
+    """The main function of a part: ``run``, or in a process of its job ``worker``, with what ``--worker`` gives it."""
+    parser = arguments_of_a_part((description or "").splitlines()[0])
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(json.loads(arguments.worker))
+    else:
+        run(options_of(arguments))

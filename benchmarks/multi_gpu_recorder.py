@@ -8,7 +8,6 @@ after it, conditions in an order that rotates from round to round.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -32,7 +31,7 @@ from multi_gpu_model import (
     start,
     together,
 )
-from multi_gpu_part import Options, Report, arguments_of_a_part, options_of, tell
+from multi_gpu_part import Options, Report, part_or_rank, tell
 
 CONDITIONS = ("off", "step", "layer", "op")
 LOSS_STEPS = 6
@@ -215,16 +214,5 @@ def run(options: Options) -> Report:
     return report
 
 
-def main() -> None:
-    """The part, or a rank of it."""
-    parser = arguments_of_a_part((__doc__ or "").splitlines()[0])
-    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(json.loads(arguments.worker))
-    else:
-        run(options_of(arguments))
-
-
 if __name__ == "__main__":
-    main()
+    part_or_rank(__doc__, run, worker)

@@ -7,7 +7,6 @@ is in another process. The budget is lifted, so that nothing pauses; at the end 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -30,7 +29,7 @@ from multi_gpu_model import (
     start,
     together,
 )
-from multi_gpu_part import Options, Report, arguments_of_a_part, options_of, tell
+from multi_gpu_part import Options, Report, part_or_rank, tell
 from multi_gpu_scope_collector import Collecting, Seen
 
 CONDITIONS = ("off", "idle", "every 10", "every 1")
@@ -243,16 +242,5 @@ def run(options: Options) -> Report:
     return report
 
 
-def main() -> None:
-    """The part, or a rank of it."""
-    parser = arguments_of_a_part((__doc__ or "").splitlines()[0])
-    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(json.loads(arguments.worker))
-    else:
-        run(options_of(arguments))
-
-
 if __name__ == "__main__":
-    main()
+    part_or_rank(__doc__, run, worker)

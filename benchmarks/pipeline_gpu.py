@@ -15,12 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mps import multi_process_service
 from pipeline_gpu_model import TINY, Sizes
 
 STAGES = 4
@@ -126,24 +126,6 @@ def main() -> None:
             text = as_markdown(results)
             (options.out / "results.md").write_text(text)
     sys.stdout.write(text)
-
-
-@contextmanager
-def multi_process_service(wanted: bool) -> Iterator[Mapping[str, str]]:
-    """The daemon of MPS with directories of its own; what processes need in their environment to use it."""
-    if not wanted:
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
-        added = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
-        for directory in added.values():
-            Path(directory).mkdir()
-        environment = {**os.environ, **added}
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
-        try:
-            yield added
-        finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment, check=False)
 
 
 def run_condition(shares: tuple[int, ...], arguments: Arguments, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""NVIDIA's Multi-Process Service, for processes that share a GPU at the same time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def multi_process_service(wanted: bool) -> Iterator[dict[str, str]]:
+    """The daemon of MPS with directories of its own; what processes need in their environment to use it."""
+    if not wanted:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        added = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+        for directory in added.values():
+            Path(directory).mkdir()
+        environment = {**os.environ, **added}
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
+        try:
+            yield added
+        finally:
+            subprocess.run(
+                ["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment, check=False, timeout=30
+            )
