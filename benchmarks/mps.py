@@ -6,7 +6,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -21,10 +21,10 @@ def multi_process_service(wanted: bool) -> Iterator[dict[str, str]]:
         for directory in added.values():
             Path(directory).mkdir()
         environment = {**os.environ, **added}
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True, timeout=20)
         try:
             yield added
         finally:
-            subprocess.run(
-                ["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment, check=False, timeout=30
-            )
+            control = ["nvidia-cuda-mps-control"]
+            with suppress(subprocess.TimeoutExpired):  # a client that hangs keeps it, and is not ours to end
+                subprocess.run(control, input="quit -t 5\n", text=True, env=environment, check=False, timeout=30)

@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from mps import multi_process_service
 from multi_gpu_faults_rank import ONSET, SCENARIOS, worker
 from multi_gpu_model import ENVIRONMENT
 from multi_gpu_part import SOURCE, Options, Report, part_or_rank
@@ -116,28 +117,11 @@ def _tell_of(report: Report, folder: Path, name: str, scans: dict[tuple[str, str
             shutil.copy2(file, place / file.name)
 
 
-@contextmanager
-def share_of_a_gpu(share: int) -> Iterator[dict[str, str]]:
-    """An MPS daemon with a pipe directory of its own; what a process needs in its environment to be its client."""
-    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
-        own = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
-        for place in own.values():
-            Path(place).mkdir()
-        environment = {**os.environ, **own}
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True, timeout=20)
-        try:
-            yield {**own, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)}
-        finally:
-            control = ["nvidia-cuda-mps-control"]
-            with suppress(subprocess.TimeoutExpired):
-                subprocess.run(control, input="quit -t 5\n", text=True, env=environment, check=False, timeout=20)
-
-
 def _with_mps(report: Report, folder: Path, plan: dict[str, Any]) -> None:
     """One rank with a share of its GPU, from the start."""
     victim = report.options.gpus - 1
-    with share_of_a_gpu(MPS_SHARE) as client, watchers(folder, ["mps"]):
-        per_rank = [{}] * victim + [client]
+    with multi_process_service(True) as daemon, watchers(folder, ["mps"]):
+        per_rank = [{}] * victim + [{**daemon, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(MPS_SHARE)}]
         seconds = max(report.left(), 20.0)
         command = [__file__, "--worker", json.dumps({**plan, "names": ["mps"], "seconds": seconds})]
         more: dict[str, Any] = {"per_rank": per_rank, "environment": ENVIRONMENT}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -68,6 +70,19 @@ class Training:
     step: Callable[[], float | None]
     """Makes one step; the loss on the last pipeline stage, None elsewhere. Waits for the device, as a log line does."""
     rank_parameters: int
+
+    def seconds(self, settle: int, steps: int, cuda: bool) -> list[float]:
+        """Of each of ``steps`` steps, after ``settle`` that are not counted; all ranks begin and end together."""
+        for _ in range(settle):
+            self.step()
+        together(cuda)
+        times = [time.perf_counter()]
+        for _ in range(steps):
+            self.step()
+            times.append(time.perf_counter())
+        together(cuda)
+        times[-1] = time.perf_counter()
+        return [after - before for before, after in itertools.pairwise(times)]
 
 
 def start(cuda: bool) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from multi_gpu_model import start
 from multi_gpu_pipeline_cases import Case, Data, Step, of_megatron, of_torch, ours, owned_by
 from multi_gpu_pipeline_disturb import CALM, Links, SlowPart, SlowTransport, Waiting, link_seconds, longer
 from pipeline_gpu_model import Model, Sizes
@@ -212,15 +213,7 @@ def _clock(device: torch.device) -> int:
 def run_stage(told: Told) -> dict[str, Any]:
     """Every case under every condition in every round; what was measured, on the first stage also round by round."""
     began = time.perf_counter()
-    torch.set_num_threads(1)
-    if told.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl")
-    else:
-        from trimtab.engines import cpu
-
-        cpu.install()
-        dist.init_process_group("gloo")
+    start(told.device == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     backend = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if told.device == "cuda" else nullcontext()
     with backend:

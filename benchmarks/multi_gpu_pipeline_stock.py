@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from multi_gpu_model import start
 
 from trimtab.config import Config, PipelineConfig, load
 
@@ -81,15 +82,7 @@ def cases_of_stock(stages: int) -> tuple[StockCase, ...]:
 def run_stock(told: Stock) -> dict[str, Any]:
     """All cases: seconds of each step, peak bytes by rank, losses."""
     began = time.perf_counter()
-    torch.set_num_threads(1)
-    if told.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl")
-    else:
-        from trimtab.engines import cpu
-
-        cpu.install()
-        dist.init_process_group("gloo")
+    start(told.device == "cuda")
     gloo = dist.new_group(backend="gloo")
     torch.use_deterministic_algorithms(True, warn_only=True)  # so that losses can be compared bit by bit
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

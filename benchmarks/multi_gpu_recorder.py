@@ -8,7 +8,6 @@ after it, conditions in an order that rotates from round to round.
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 import tempfile
@@ -29,7 +28,6 @@ from multi_gpu_model import (
     free,
     parallel,
     start,
-    together,
 )
 from multi_gpu_part import Options, Report, part_or_rank, tell
 
@@ -84,19 +82,10 @@ def block(condition: str, training: Training, cuda: bool, folder: str) -> list[f
     """Seconds of each step; every step ends with the loss or the norm of the gradients on the host."""
     session = attached(condition, folder)
     try:
-        for _ in range(SETTLE):
-            training.step()
-        together(cuda)
-        times = [time.perf_counter()]
-        for _ in range(STEPS):
-            training.step()
-            times.append(time.perf_counter())
-        together(cuda)
-        times[-1] = time.perf_counter()
+        return training.seconds(SETTLE, STEPS, cuda)
     finally:
         if session is not None:
             session.detach()
-    return [after - before for before, after in itertools.pairwise(times)]
 
 
 def worker(plan: dict[str, Any]) -> None:

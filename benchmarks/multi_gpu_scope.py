@@ -7,7 +7,6 @@ is in another process. The budget is lifted, so that nothing pauses; at the end 
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 import tempfile
@@ -27,7 +26,6 @@ from multi_gpu_model import (
     build,
     parallel,
     start,
-    together,
 )
 from multi_gpu_part import Options, Report, part_or_rank, tell
 from multi_gpu_scope_collector import Collecting, Seen
@@ -96,16 +94,7 @@ def block(condition: str, training: Training, wishes: Wishes, attached: Attached
     else:
         attached.be(True)
         wishes.make(condition, training)
-    for _ in range(SETTLE):
-        training.step()
-    together(cuda)
-    times = [time.perf_counter()]
-    for _ in range(STEPS):
-        training.step()
-        times.append(time.perf_counter())
-    together(cuda)
-    times[-1] = time.perf_counter()
-    return [after - before for before, after in itertools.pairwise(times)]
+    return training.seconds(SETTLE, STEPS, cuda)
 
 
 def worker(plan: dict[str, Any]) -> None:
