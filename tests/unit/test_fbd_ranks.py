@@ -31,13 +31,8 @@ def test_numbers_and_ranks_are_two_names_of_one_thing(layout):
 
 
 @given(layouts())
-def test_groups_divide_all_ranks_of_their_role(layout):
-    for groups, role in (
-        (layout.tensor_groups(Role.FORWARD), Role.FORWARD),
-        (layout.tensor_groups(Role.BACKWARD), Role.BACKWARD),
-        (layout.data_groups(), Role.BACKWARD),
-    ):
-        assert sorted(one for group in groups for one in group) == list(range(layout.count(role)))
+def test_data_groups_divide_all_backward_ranks(layout):
+    assert sorted(one for group in layout.data_groups() for one in group) == list(range(layout.count(Role.BACKWARD)))
     for group in layout.data_groups():
         members = [layout.rank(Role.BACKWARD, one) for one in group]
         assert len({(one.stage, one.tp) for one in members}) == 1
@@ -99,7 +94,6 @@ def test_every_virtual_rank_has_one_home(layout, together):
 
 def test_backward_ranks_alone_are_an_ordinary_job():
     layout = Layout(stages=2, forwards=1, backwards=2, forward_tp=1, backward_tp=2)
-    assert layout.tensor_groups(Role.BACKWARD) == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert layout.data_groups() == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert layout.rank(Role.BACKWARD, 6) == VirtualRank(Role.BACKWARD, 1, 1, 0)
     assert Placement(layout).world == 10

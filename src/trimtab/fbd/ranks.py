@@ -90,11 +90,6 @@ class Layout:
 
     # --- groups, as numbers of a role
 
-    def tensor_groups(self, role: Role) -> list[tuple[int, ...]]:
-        """Those that share an instance."""
-        size = self.tp(role)
-        return [tuple(range(begin, begin + size)) for begin in range(0, self.count(role), size)]
-
     def data_groups(self) -> list[tuple[int, ...]]:
         """Backward ranks that reduce gradients: of a stage, the same part of the weights."""
         return [
