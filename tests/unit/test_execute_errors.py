@@ -70,7 +70,7 @@ class Failing(Part):
 def test_an_error_of_the_model_comes_out_as_it_is_and_the_others_learn_of_it(where: int, backward: bool) -> None:
     parts: list[nn.Module] = [Part() for _ in range(3)]
     parts[where] = Failing(backward)
-    errors = errors_in(parts, some(5))
+    errors = errors_in(parts, some(8))  # so many that all others wait for more of that stage when it fails
     mine = errors.pop(where)
     assert isinstance(mine, KeyError)
     assert mine.args == ("of the user",)
