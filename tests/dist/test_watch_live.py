@@ -75,6 +75,7 @@ def _watching(folder: Path, *arguments: str) -> Iterator[list[dict[str, Any]]]:
             reader.join(DEADLINE)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(200)
 def test_a_rank_that_becomes_slow_is_named_and_profiled(tmp_path: Path) -> None:
     for attempt in range(ATTEMPTS):
