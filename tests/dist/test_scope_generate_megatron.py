@@ -13,7 +13,7 @@ from harness import load_script, run_ranks
 from megatron_job import SCRIPT, train
 from probe_job import Job, probed
 
-from trimtab.cli import _Megatron
+from trimtab.cli.megatron import Megatron
 from trimtab.scope.generate.model import open_model
 from trimtab.scope.generate.sampling import Sampling
 from trimtab.scope.generate.stepping import Generation, Request
@@ -52,7 +52,7 @@ def _export(rank: int, folder: str, *arguments: str) -> dict[str, Any]:
 
 def _answers(rank: int, folder: str) -> dict[str, Any]:
     """Probabilities after the prompt, and what is seen of three steps, one of them disturbed."""
-    with contextlib.closing(open_model(folder, engine=_Megatron())) as model:
+    with contextlib.closing(open_model(folder, engine=Megatron())) as model:
         model.begin(0)
         logits = model.step(model.vocabulary.encode(PROMPT), Moment(0))
         wanted = Wanted(((1, 0), (2, 3)), hidden=True, lens=True)
@@ -100,10 +100,10 @@ def test_a_checkpoint_answers_as_the_training_did(tmp_path: Path, world: int, la
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no distributed checkpoint"):
-        open_model(str(tmp_path), engine=_Megatron())
+        open_model(str(tmp_path), engine=Megatron())
     (tmp_path / "latest").write_text("step_0000001")
     with pytest.raises(ValueError, match="write one with --export"):
-        open_model(str(tmp_path), engine=_Megatron())
+        open_model(str(tmp_path), engine=Megatron())
 
 
 load_script(SCRIPT)  # before the fork

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from trimtab import cli
+from trimtab.cli.entry import EXTRAS, app
 from trimtab.config import Config, load
 from trimtab.events import FILE_SCHEMA, Kind
 from trimtab.record.injection.faults import FaultKind
@@ -102,7 +102,7 @@ def test_every_fault_is_listed():
 
 
 def test_every_command_is_listed_and_no_other():
-    commands = set(typer.main.get_command(cli.app).commands)  # pyright: ignore[reportAttributeAccessIssue]
+    commands = set(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
     listed = {
         names[0].split()[1] for names, _ in rows(page("reference/commands.md")) if names[0].startswith("trimtab ")
     }
@@ -119,7 +119,7 @@ def test_documented_options_exist():
     # of the examples with forwards and backwards apart
     known |= {"--forwards", "--backwards", "--forward-tp", "--mode", "--dropout", "--check"}
     known |= {"--trace", "--trace-dir", "--trace-interval", "--continuous-trace-iterations", "--trace-granularity"}
-    commands = list(typer.main.get_command(cli.app).commands.values())  # pyright: ignore[reportAttributeAccessIssue]
+    commands = list(typer.main.get_command(app).commands.values())  # pyright: ignore[reportAttributeAccessIssue]
     for command in commands:
         commands.extend(getattr(command, "commands", {}).values())  # those below `trimtab scope`
         known |= {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
@@ -136,4 +136,4 @@ def test_pictures_exist():
 
 def test_extras_in_error_messages_exist():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(cli._EXTRAS.values()) <= set(project["optional-dependencies"])
+    assert set(EXTRAS.values()) <= set(project["optional-dependencies"])

@@ -130,6 +130,22 @@ def test_a_run_without_summaries_says_so(
     assert "no summaries here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "option", [["--json", "-"], ["--html", "x.html"], ["--perfetto", "x.json"], ["--save"], ["--what-if", "fix rank 1"]]
+)
+def test_what_takes_a_report_is_refused_beside_summaries(
+    option: list[str], run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["trimtab", "scan", str(run), "--summaries", *option])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"trimtab: {option[0]} takes a scan's report")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
 def test_sums_by_site(run: Path) -> None:
     trace = read(run)
     sites = read_summaries(trace.summaries).sites
