@@ -33,7 +33,7 @@ class Device(CudaPace):
     """A device on which each action takes a second."""
 
     def __init__(self, times: Times, ahead: int) -> None:
-        super().__init__(times, ahead, torch.device("cuda", 0))
+        super().__init__(times, ahead, torch.device("cuda", 0), lambda: self.now)
         self.now = 0.0
         self.busy_until = 0.0
         self.recorded = 0
@@ -91,6 +91,29 @@ def test_what_is_made_can_be_read_when_its_event_has_passed() -> None:
     assert mark()
 
 
+def test_how_long_the_device_will_be_busy() -> None:
+    times = Times()
+    device = Device(times, 2)
+    assert device.backlog(0.0) == 0.0
+    device.launch(ACTIONS[0])
+    assert device.backlog(0.0) == 0.0, "nobody knows how long it takes"
+    device.now = 3.0
+    device.hold_back()
+    for action in ACTIONS[1:4]:
+        device.launch(action)
+    assert device.backlog(3.0) == 3.0
+    device.now = 4.5
+    device.hold_back()  # sees the first of them end, somewhat late
+    assert device.backlog(4.5) == 1.5
+    device.now = 5.5
+    device.launch(ACTIONS[4])
+    assert device.backlog(5.5) == 1.5
+    device.busy_until = device.now = 100.0
+    assert device.backlog(100.0) == 1.0, "the first of them is overdue, and may end at any moment"
+    device.hold_back()
+    assert device.backlog(100.0) == 0.0
+
+
 def test_a_host_is_never_ahead() -> None:
     now = [0.0]
     times = Times()
@@ -100,5 +123,6 @@ def test_a_host_is_never_ahead() -> None:
     assert pace.end(ACTIONS[0]) is None
     pace.hold_back()
     assert pace.mark() is None
+    assert pace.backlog(2.0) == 0.0
     assert times.expected(ACTIONS[0]) == 2.0
     assert times.expected(Action(Work.B, 0, 0)) is None

@@ -10,7 +10,7 @@ from trimtab.pipeline.dispatch import Dispatcher, Wait
 from trimtab.pipeline.memory import MemoryGuard
 from trimtab.pipeline.orders import ORDERS, default_chunks, make_plan
 from trimtab.pipeline.plan import Plan
-from trimtab.pipeline.policies import Greedy, Hint, Policy, Replay, Static, make_policy
+from trimtab.pipeline.policies import Auto, Greedy, Hint, Policy, Replay, Static, make_policy
 
 F, B, W, BW = Work.F, Work.B, Work.W, Work.BW
 
@@ -44,8 +44,12 @@ def test_with_inputs_on_time_it_is_the_plan_under_a_cap_as_small_as_it_needs(nam
 def test_without_deviation_hint_is_static_whatever_is_late():
     plan = make_plan("interleaved", (4, 2, 8))
     costs = Costs.uniform(plan.shape, transfer=0.4)
-    late = {"compute": lambda stage, action, now: 0.5 + (stage * 7 + action.microbatch * 3) % 5}
-    static, hint = (run(plan, policy, costs, **late) for policy in (Static(), Hint(lookahead=1)))
+
+    def late(stage: int, action: Action, now: float) -> float:
+        del now
+        return 0.5 + (stage * 7 + action.microbatch * 3) % 5
+
+    static, hint = (run(plan, policy, costs, compute=late) for policy in (Static(), Hint(lookahead=1)))
     assert hint.orders == static.orders
     assert hint.makespan == static.makespan
 
@@ -100,6 +104,15 @@ def test_an_input_expected_soon_is_waited_for_and_not_longer_than_that():
     assert stage.next(10.0) == Wait(10.5)  # half of the second that F takes
     assert stage.next(10.2) == Wait(10.5)
     assert stage.next(10.5) == Action(F, 0, 3)
+
+
+@pytest.mark.parametrize("policy", [Hint(), Hint(theta=0), Auto()])
+def test_while_the_device_has_work_a_late_input_is_waited_for(policy: Policy):
+    stage = started(*FIRST, policy=policy)
+    assert stage.next(1.0, 3.0) == Wait(3.0)
+    assert stage.next(2.0, 2.5) == Wait(2.5)
+    stage.arrived(Action(B, 0, 0))
+    assert stage.next(2.2, 2.5) == Action(B, 0, 0)
 
 
 def test_an_input_expected_late_is_not_waited_for():

@@ -159,6 +159,22 @@ def test_numbers_that_each_process_counts_for_itself_are_not_trusted(shift: int)
     assert matches.summary().by.order > 0
 
 
+@pytest.mark.parametrize("steps", [(4, 5), (2, 4), (2, 3, 5)])
+def test_numbers_hold_where_order_would_be_less_sure_though_messages_seem_to_lie_in_other_steps(
+    steps: tuple[int, ...],
+) -> None:
+    """Receivers that were ready, by their host, before their device began the step."""
+    trace = generate(SyntheticJob(Topology(pp=2), steps=6, ranks_per_host=2, receive_ahead=True))
+    begins = trace.events.filter(pl.col("name") == "step").select("rank", "step", begin="start")
+    events = trace.events.join(begins, on=["rank", "step"], how="left", maintain_order="left")
+    early = (pl.col("kind") == "recv") & (pl.col("rank") == 1) & pl.col("step").is_in(steps)
+    moved = [pl.when(early).then(pl.col("begin") - 1_000).otherwise(name).alias(name) for name in ("ready", "start")]
+    matches, _ = found(replace(trace, events=events.with_columns(moved).drop("begin")))
+    assert matches.warnings == ()
+    assert matches.complete.all()
+    assert wrong(matches, numbers(trace)) == 0
+
+
 def test_names_that_differ_between_the_ranks_of_a_group_are_one_group() -> None:
     trace = generate(SyntheticJob(TP2_PP2_DP2, steps=5))
     own = pl.format("{} on rank {}", pl.col("group").cast(pl.String), pl.col("rank")).cast(pl.Categorical)

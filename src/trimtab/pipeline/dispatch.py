@@ -78,11 +78,15 @@ class Dispatcher:
         """
         self._lanes.announced(action, at)
 
-    def next(self, now: float) -> Action | Wait | None:
-        """The action to begin now, which then counts as begun; or when to look again; None: all are handed out."""
+    def next(self, now: float, busy_until: float = 0.0) -> Action | Wait | None:
+        """The action to begin now, which then counts as begun; or when to look again; None: all are handed out.
+
+        ``busy_until``: when the device will have done what was handed out before, where it runs behind its host.
+        """
         if not self._to_begin:
             return None
         self._now = now
+        self._lanes.busy_until = busy_until
         action = self._chooser.choose(now)
         if type(action) is Wait:
             return action

@@ -24,6 +24,8 @@ class Lanes:
         ready: By lane, how many of the first have all they need; the next may begin if ``begun < ready``.
         expected: By lane, when the input of an action is expected, by microbatch; only where it was announced.
         seconds: By lane, how long an action takes; 0 where it is not known.
+        busy_until: When the device is expected to have done what has been launched. What is decided before is decided
+            early, and inputs may come in time that are not here yet.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class Lanes:
         "_wgrads_done",
         "actions",
         "begun",
+        "busy_until",
         "chunks",
         "expected",
         "microbatches",
@@ -54,6 +57,7 @@ class Lanes:
             self.actions[lane_of(action, chunks)].append(action)
         self.seconds = [costs.seconds(stage, row[0]) if costs and row else 0.0 for row in self.actions]
         self.begun = [0] * (3 * chunks)
+        self.busy_until = 0.0
         self.ready = [0] * (3 * chunks)
         self.expected: list[dict[int, float]] = [{} for _ in range(2 * chunks)]
         self._inputs = [bytearray(microbatches + 1) for _ in range(chunks)]

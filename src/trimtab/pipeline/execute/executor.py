@@ -83,7 +83,7 @@ class Executor:
         mail = Mail(stage, transport, hooks, clock, settings.fixed_shapes)
         pace: Pace = HostPace(self.times, clock)
         if device is not None and device.type == "cuda":
-            pace = CudaPace(self.times, settings.run_ahead, device)
+            pace = CudaPace(self.times, settings.run_ahead, device, clock)
         self._stage = Stage(stage, chunks, mail, pace, self.times, hooks, clock, settings.timeout_seconds)
 
     def run(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 _UNAWARE: Final = ("static", "replay", "greedy", "led")
 """Policies that do not look at what is announced."""
+_LAUNCH_SECONDS: Final = 0.001
+"""A choice that is left until the device has done what it has is made by so much earlier: a launch takes a while."""
 _WORTH_ANNOUNCING_SECONDS: Final = 0.0005
 """An announcement costs some 20 us, and nobody decides to wait for less than this."""
 
@@ -76,7 +78,7 @@ class Iteration:
         """All actions. Raises what the chunks, the hooks and the transport raise, and TransportError where nothing
         came for too long."""
         stage, dispatcher, clock = self._stage, self._dispatcher, self._stage.clock
-        hold_back, fetch = stage.pace.hold_back, stage.mail.fetch
+        hold_back, backlog, fetch = stage.pace.hold_back, stage.pace.backlog, stage.mail.fetch
         while True:
             began = clock()
             hold_back()
@@ -86,7 +88,7 @@ class Iteration:
                 self._heard = now
             if self._observe is not None:
                 self._observe(now)
-            choice = dispatcher.next(now)
+            choice = dispatcher.next(now, now + backlog(now) - _LAUNCH_SECONDS)
             if choice is None:
                 return
             if type(choice) is Wait:
@@ -104,7 +106,7 @@ class Iteration:
         if self._announces:
             expected = stage.times.expected(action)
             if expected is not None and expected >= _WORTH_ANNOUNCING_SECONDS:
-                stage.mail.announce(action, expected)
+                stage.mail.announce(action, stage.pace.backlog(stage.clock()) + expected)
         began = stage.clock()
         try:
             stage.hooks.begin(action)

@@ -55,6 +55,14 @@ class Key(NamedTuple):
         return Action(Work.B if self.backward else Work.F, self.chunk, self.microbatch)
 
 
+class _Outgoing(NamedTuple):
+    """Handed to the transport."""
+
+    sending: Sending
+    ready: Callable[[], bool] | None
+    """Whether the device has made it; None: it has."""
+
+
 class Mail:
     """The messages of one stage. Kept from iteration to iteration: a stage ahead of this one sends for the next."""
 
@@ -78,7 +86,7 @@ class Mail:
         self._before: list[Place | None] = []
         self._after: list[Place | None] = []
         self._microbatches = 0
-        self._sendings: dict[int, list[Sending]] = {}
+        self._outgoing: dict[int, list[_Outgoing]] = {}
         self._aside: dict[tuple[int, int], Message] = {}
         self.awaits_aside = False
         """Something that belongs to no action is still to come."""
@@ -206,7 +214,7 @@ class Mail:
             self._here[Key(label.backward, label.chunk, label.microbatch)] = made
             return
         sending = self._transport.send(to, label, made, ready)
-        self._sendings.setdefault(to, []).append(sending)
+        self._outgoing.setdefault(to, []).append(_Outgoing(sending, ready))
         self.bytes_sent += sum(tensor.nbytes for tensor in made)
         self.messages_sent += 1
         self._hooks.sent(action, to, label, made, sending)
@@ -220,7 +228,8 @@ class Mail:
     def send_aside(self, to: int, number: int, tensor: torch.Tensor, ready: Callable[[], bool] | None) -> None:
         """Send something that belongs to no action, under a number of the caller's."""
         label = Label(True, 0, number, self._iteration, _ASIDE)
-        self._sendings.setdefault(to, []).append(self._transport.send(to, label, (tensor,), ready))
+        sending = self._transport.send(to, label, (tensor,), ready)
+        self._outgoing.setdefault(to, []).append(_Outgoing(sending, ready))
 
     def aside(self, number: int) -> Message | None:
         """What was sent to this stage under a number, in this iteration; once. None: it has not come."""
@@ -250,10 +259,15 @@ class Mail:
         self._left = True
 
     def longest_queue(self) -> int:
-        """Messages to one stage that are handed to the transport and not complete, beside the one that is under way."""
-        for to, sendings in self._sendings.items():
-            self._sendings[to] = [sending for sending in sendings if not sending.done()]
-        return max(max(map(len, self._sendings.values()), default=0) - 1, 0)
+        """Messages to one stage that could go and are not complete, beside the one that is under way.
+
+        What the device has yet to make does not wait for the link.
+        """
+        longest = 0
+        for to, outgoing in self._outgoing.items():
+            left = self._outgoing[to] = [one for one in outgoing if not one.sending.done()]
+            longest = max(longest, sum(one.ready is None or one.ready() for one in left))
+        return max(longest - 1, 0)
 
     def missing(self) -> list[str]:
         """What has not come and is needed next, for each chunk and direction."""

@@ -81,6 +81,10 @@ class Pace(Protocol):
         """Before an action is chosen: wait while too many are launched and not done."""
         ...
 
+    def backlog(self, now: float) -> float:
+        """Seconds from now on until what has been launched will be done, as far as times are known."""
+        ...
+
     def begin(self, action: Action) -> None:
         """The action is about to be launched."""
         ...
@@ -109,6 +113,11 @@ class HostPace:
     def hold_back(self) -> None:
         """Nothing is ahead."""
 
+    def backlog(self, now: float) -> float:
+        """Nothing is left to do."""
+        del now
+        return 0.0
+
     def begin(self, action: Action) -> None:
         """Look at the clock."""
         del action
@@ -129,6 +138,8 @@ class _Launched(NamedTuple):
     action: Action
     begin: torch.cuda.Event
     end: torch.cuda.Event
+    at: float | None
+    """When it began, where the device was idle; None: when the one before ended."""
 
 
 class CudaPace:
@@ -138,37 +149,58 @@ class CudaPace:
         times: Told of each action once its end has been seen.
         ahead: How many may be launched and not done when the next is chosen; at least 1.
         device: Whose current stream is used.
+        clock: Seconds.
     """
 
-    def __init__(self, times: Times, ahead: int, device: torch.device) -> None:
+    def __init__(self, times: Times, ahead: int, device: torch.device, clock: Callable[[], float]) -> None:
         self._times = times
         self._ahead = ahead
         self._device = device
+        self._clock = clock
         self._launched: deque[_Launched] = deque()
         self._begin: torch.cuda.Event | None = None
+        self._at: float | None = None
         self._last: torch.cuda.Event | None = None
+        self._ended = 0.0
+        """When the last one that was seen to be done ended."""
 
     def hold_back(self) -> None:
         """Wait for the oldest while there are too many."""
         launched = self._launched
         while launched and (len(launched) > self._ahead or launched[0].end.query()):
-            action, begin, end = launched.popleft()
+            action, begin, end, at = launched.popleft()
+            done = end.query()
             end.synchronize()
-            self._times.add(action, begin.elapsed_time(end) * 1e-3)
+            seconds = begin.elapsed_time(end) * 1e-3
+            self._times.add(action, seconds)
+            began, now = self._ended if at is None else at, self._clock()
+            self._ended = min(began + seconds, now) if done else now
+
+    def backlog(self, now: float) -> float:
+        """From the times that such actions usually take; none where one of them is not known."""
+        launched = self._launched
+        if not launched:
+            return 0.0
+        first, *others = (self._times.expected(one.action) for one in launched)
+        if first is None or None in others:
+            return 0.0
+        at = launched[0].at
+        began = self._ended if at is None else at
+        return max(began + first - now, 0.0) + sum(filter(None, others))
 
     def begin(self, action: Action) -> None:
         """Where the stream is busy the action begins as the one before ends, and an event is saved."""
         del action
         if self._last is None or self._last.query():
-            self._begin = self._record()
+            self._begin, self._at = self._record(), self._clock()
         else:
-            self._begin = self._last
+            self._begin, self._at = self._last, None
 
     def end(self, action: Action) -> Callable[[], bool]:
         """The event behind the action."""
         end = self._last = self._record()
         assert self._begin is not None
-        self._launched.append(_Launched(action, self._begin, end))
+        self._launched.append(_Launched(action, self._begin, end, self._at))
         return end.query
 
     def mark(self) -> Callable[[], bool]:

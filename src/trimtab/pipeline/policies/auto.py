@@ -88,7 +88,7 @@ class AutoChooser(HintChooser):
     def choose(self, now: float) -> Action | Wait:
         """As hint, but what other stages wait for goes before a W, and the last W by chunk."""
         if self._full:
-            return self._free_memory()
+            return self._free_memory(now)
         guard, head = self._guard, self._after[self._end]
         if self._lane[head] < 2 * self._chunks:
             return super().choose(now)
@@ -181,8 +181,11 @@ class AutoChooser(HintChooser):
                 best, least = self._places[lane][begun], left
         return best
 
-    def _free_memory(self) -> Action | Wait:
+    def _free_memory(self, now: float) -> Action | Wait:
         """What gives memory back, or leads there: a backward, a W, a forward of the oldest microbatch."""
+        busy_until = self._lanes.busy_until
+        if busy_until > now and self._late(self._lane[self._after[self._end]]):
+            return Wait(busy_until)
         index = self._first(self._chunks, 3 * self._chunks)
         if index < 0:
             index = self._escape()

@@ -15,8 +15,9 @@ class Hint:
     """Follows the plan where its next action can begin. Where that one's input is late, runs the first action among the
     next few of the plan that can begin, or else any W; unless the input is expected soon.
 
-    With inputs on time it is the plan. Under a memory cap below the plan's peak it still ends: the oldest microbatch
-    goes first where nothing near in the plan fits.
+    Where the device still has work from before, it waits for a late input until that is done: to deviate earlier gains
+    nothing, and the input may yet be in time. With inputs on time it is the plan. Under a memory cap below the plan's
+    peak it still ends: the oldest microbatch goes first where nothing near in the plan fits.
     """
 
     theta: float = 0.5
@@ -52,6 +53,7 @@ class HintChooser:
         "_expected",
         "_guard",
         "_lane",
+        "_lanes",
         "_place",
         "_places",
         "_ready",
@@ -63,6 +65,7 @@ class HintChooser:
 
     def __init__(self, stage: Stage, theta: float, lookahead: int) -> None:
         plan, lanes = stage.plan, stage.lanes
+        self._lanes = lanes
         self.theta, self.lookahead = theta, lookahead
         self._guard = stage.guard
         self._ahead = stage.guard.admits_ahead
@@ -95,9 +98,11 @@ class HintChooser:
         """The head of what remains of the plan, or what to run in its stead."""
         head = self._after[self._end]
         lane = self._lane[head]
-        late = self._begun[lane] >= self._ready[lane]
+        late = self._late(lane)
         if not late and (lane >= self._chunks or self._guard.admits(lane)):
             return self._entries[head]
+        if late and self._lanes.busy_until > now:
+            return Wait(self._lanes.busy_until)
         other = self._alternative(head)
         if other < 0:
             return WAIT
@@ -111,6 +116,10 @@ class HintChooser:
         """Take it out of what remains."""
         lane = lane_of(action, self._chunks)
         self._remove(self._places[lane][self._begun[lane] - 1])
+
+    def _late(self, lane: int) -> bool:
+        """The next action of the lane lacks what it takes."""
+        return self._begun[lane] >= self._ready[lane]
 
     def _remove(self, index: int) -> None:
         before, after = self._before[index], self._after[index]

@@ -84,8 +84,9 @@ def doubtful(table: Table, lines: Lines, comm: Ints) -> Bools:
     return (often & (share >= SUSPECT_STEPS)) | (missing & (sides > 1) & (total >= LEAST_SUSPECT))
 
 
-def agreeing(table: Table, lines: Lines, comm: Ints) -> Ints:
-    """By group of ``lines``: how many communications are there on all sides, with one key, in one step."""
+def agreeing(table: Table, lines: Lines, comm: Ints, sure: Bools) -> Ints:
+    """By group of ``lines``: how many communications are there on all sides, with one key, in one step, and all of
+    their members are ``sure`` (by entry) to belong to them."""
     count = int(comm.max(initial=-1)) + 1
     group = np.zeros(count, dtype=np.int64)
     group[comm] = lines.group
@@ -93,6 +94,7 @@ def agreeing(table: Table, lines: Lines, comm: Ints) -> Ints:
     sides = np.where(lines.p2p, 2, np.bincount(lines.group[one], minlength=len(lines.p2p)))
     fine = ~_varies(comm, table.step[lines.rows], count) & ~_varies(comm, lines.key, count)
     fine &= np.bincount(comm, minlength=count) == sides[group]
+    fine[comm[~sure]] = False
     return np.bincount(group[fine], minlength=len(lines.p2p))
 
 

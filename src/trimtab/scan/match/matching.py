@@ -94,7 +94,8 @@ def _replaced(
     part = lines(table, whole.rows[some], canonical)
     ids, _ = factorize(ids[some])
     found = match_by_order(table, part, clocks)
-    better = agreeing(table, part, found.comm) > agreeing(table, part, ids)
+    counted = agreeing(table, part, ids, np.ones(len(ids), dtype=bool))
+    better = agreeing(table, part, found.comm, found.sure >= SURE) > counted
     out[where[some]] = better[part.group]
     if not better.any():
         return out, ()
