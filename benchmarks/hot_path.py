@@ -2,10 +2,13 @@
 
     python benchmarks/hot_path.py             # everything, some minutes
     python benchmarks/hot_path.py --rounds 5  # quicker and rougher
+    python benchmarks/hot_path.py --gpu       # one GPU: marks are CUDA's, communications NCCL's with a group of one
 
 One process and one CPU thread. Each round measures every thing once under every condition (the least of thirty short
 goes), so that a busy machine disturbs all alike; a figure is the median over rounds of the difference to the same
-round's ``off``. Times are those of the calling thread's CPU clock, which does not run while others have the CPU.
+round's ``off``. Times are those of the calling thread's CPU clock, which does not run while others have the CPU; with
+``--gpu`` they are the wall's, as backward passes run on a thread of their own, and the device is waited for between two
+goes.
 
 Most communications go to PyTorch's ``fake`` backend, which does nothing, because the noise of gloo's threads is larger
 than what is measured. Prints a Markdown table.
@@ -60,14 +63,17 @@ class Model(torch.nn.Module):
 
 def communications(group: Any, name: str) -> dict[str, Thing]:
     """Each kind of collective on a group."""
-    tensor = torch.ones(64)
-    gathered = torch.empty(64 * dist.get_world_size(group))
+    tensor = torch.ones(64, device=_device())
+    gathered = torch.empty(64 * dist.get_world_size(group), device=_device())
 
     def synchronous() -> None:
         dist.all_reduce(tensor, group=group)
 
     def gather() -> None:
         dist.all_gather_into_tensor(gathered, tensor, group=group)
+
+    def scatter() -> None:
+        dist.reduce_scatter_tensor(tensor, gathered, group=group)
 
     def asynchronous() -> None:
         dist.all_reduce(tensor, group=group, async_op=True).wait()  # pyright: ignore[reportOptionalMemberAccess]
@@ -78,6 +84,7 @@ def communications(group: Any, name: str) -> dict[str, Thing]:
     return {
         f"{name}: all_reduce, synchronous": synchronous,
         f"{name}: all_gather_into_tensor, synchronous": gather,
+        f"{name}: reduce_scatter_tensor, synchronous": scatter,
         f"{name}: all_reduce, asynchronous, and its wait": asynchronous,
         f"{name}: functional all_reduce and wait_tensor": functionally,
     }
@@ -96,29 +103,29 @@ def messages() -> dict[str, Thing]:
     return {"fake: isend and its wait": send, "fake: recv": receive}
 
 
-def data_parallel(group: Any) -> dict[str, Thing]:
+def data_parallel(group: Any, name: str) -> dict[str, Thing]:
     """Forward and backward of a model with one bucket, which the reducer issues and waits for in C++."""
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8), process_group=group)
-    x = torch.ones(2, 8)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8, device=_device()), process_group=group)
+    x = torch.ones(2, 8, device=_device())
 
     def step() -> None:
         model(x).sum().backward()
 
-    return {"gloo, one rank: DDP, forward and backward, one bucket": step}
+    return {f"{name}: DDP, forward and backward, one bucket": step}
 
 
 def spans(session: Session | None) -> tuple[dict[str, Thing], Callable[[], None]]:
     """What is no communication, and how to take its hooks away."""
     model, position = Model(), Position()
     position.inside = True
-    x = torch.ones(8, requires_grad=True)
+    x = torch.ones(8, requires_grad=True, device=_device())
     remove: Callable[[], None] = lambda: None  # noqa: E731
     if session is not None:
         hooks = LayerHooks(session._observer, position, Guard())
         hooks.install(0, model)
         remove = hooks.remove
     call = Call(Kind.FORWARD, "layer", 0, 0, 0)
-    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter = torch.nn.Parameter(torch.ones(1, device=_device()))
     optimizer = torch.optim.SGD([parameter])
 
     def layer() -> None:
@@ -159,33 +166,44 @@ def attached(condition: str, folder: str) -> Iterator[Session | None]:
     session.detach()
 
 
-def cost(thing: Thing, calls: int) -> float:
-    """Microseconds of this thread's CPU time a call: the least of thirty goes."""
+def cost(thing: Thing, calls: int, clock: Callable[[], int]) -> float:
+    """Microseconds a call by the clock: the least of thirty goes."""
     times: list[float] = []
     for _ in range(30):
-        begin = time.thread_time_ns()
+        begin = clock()
         for _ in range(calls):
             thing()
-        times.append((time.thread_time_ns() - begin) / calls / 1e3)
+        times.append((clock() - begin) / calls / 1e3)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
     return min(times)
 
 
 def measure(calls: int, gloo: Any) -> dict[str, dict[str, float]]:
-    """One round: microseconds by condition and thing."""
+    """One round: microseconds by condition and thing; ``gloo`` is a group of one rank, None on a GPU."""
+    clock = time.thread_time_ns if gloo is not None else time.perf_counter_ns
     found: dict[str, dict[str, float]] = {}
     for condition in CONDITIONS:
         with tempfile.TemporaryDirectory() as folder, attached(condition, folder) as session:
             things, remove = spans(session)
-            things |= communications(dist.group.WORLD, "fake") | messages()
-            things |= communications(gloo, "gloo, one rank") | data_parallel(gloo)
+            if gloo is None:
+                things |= communications(dist.group.WORLD, "NCCL, one rank")
+                things |= data_parallel(dist.group.WORLD, "NCCL, one rank")
+            else:
+                things |= communications(dist.group.WORLD, "fake") | messages()
+                things |= communications(gloo, "gloo, one rank") | data_parallel(gloo, "gloo, one rank")
             found[condition] = {}
             for name, thing in things.items():
                 for _ in range(50):
                     thing()
                 gc.collect()
-                found[condition][name] = cost(thing, calls // 2 if name.startswith("gloo") else calls)
+                found[condition][name] = cost(thing, calls // 2 if name.startswith("gloo") else calls, clock)
             remove()
     return found
+
+
+def _device() -> str:
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
 
 def main() -> None:
@@ -195,12 +213,18 @@ def main() -> None:
     parser.add_argument(
         "--calls", type=int, default=50, help="calls a go, of which each round takes the best of thirty"
     )
+    parser.add_argument("--gpu", action="store_true", help="one GPU and NCCL")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     warnings.simplefilter("ignore")
-    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
-    gloo = dist.new_group([0], backend="gloo", use_local_synchronization=True)
+    gloo = None
+    if arguments.gpu:
+        torch.cuda.set_device(0)
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
+        gloo = dist.new_group([0], backend="gloo", use_local_synchronization=True)
     gc.disable()  # collections fall where they fall, and are recorded
     rounds = [measure(arguments.calls, gloo) for _ in range(arguments.rounds)]
     print("| | off | python | native | unsampled step |")

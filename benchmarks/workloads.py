@@ -43,17 +43,51 @@ def megatron(arguments: argparse.Namespace) -> Step:
     else:
         replicas = arguments.ranks // (arguments.tp * arguments.pp)
         size = ["--micro-batch-size", "2", "--global-batch-size", str(4 * replicas)]
+    size += getattr(arguments, "size", [])
     args = script.parse_arguments([*COMMON, *size, "--tp", str(arguments.tp), "--pp", str(arguments.pp)])
     script.dist.init_process_group("nccl" if script.CUDA else "gloo")
     script.parallel_state.initialize_model_parallel(args.tp, args.pp, None)
     script.tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
     text = script.load_text(None, args.seq_length + 2)
+    if script.CUDA:  # Megatron-Core's own initialisation, on the GPU: seconds instead of minutes
+        script.__dict__["initialise"] = lambda *_: None
     model = script.build_model(args, script.transformer_config(args))
+    if getattr(arguments, "reduce", False):
+        for chunk in model:
+            reduce_in_layers(chunk)
     optimizer = script.build_optimizer(args, model)
     state = script.parallel_state
     replica, replicas = state.get_data_parallel_rank(), state.get_data_parallel_world_size()
     data = [script.Batches(text, args, replica, replicas)(0)]
     return lambda: script.train_step(args, model, optimizer, data)
+
+
+def reduce_in_layers(model: Any) -> None:
+    """Have every layer all-reduce over all ranks what its attention and its MLP give, and their gradients, as tensor
+    parallelism has; with one rank that changes nothing but the calls."""
+    import torch
+
+    class Reduced(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: Any, tensor: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            torch.distributed.all_reduce(tensor.detach())
+            return tensor.view_as(tensor)
+
+        @staticmethod
+        def backward(_context: Any, gradient: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            gradient = gradient.contiguous()
+            torch.distributed.all_reduce(gradient)
+            return gradient
+
+    def reduced(_module: Any, _args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (Reduced.apply(output[0]), *output[1:])
+        return Reduced.apply(output)
+
+    for module in model.modules():
+        if isinstance(getattr(module, "layer_number", None), int) and hasattr(module, "mlp"):
+            module.self_attention.register_forward_hook(reduced)
+            module.mlp.register_forward_hook(reduced)
 
 
 def ddp(arguments: argparse.Namespace) -> Step:

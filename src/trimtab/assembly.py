@@ -52,6 +52,7 @@ class Assembly:
         self.scope: ScopeSession | None = None
         self._sampler: Sampler | None = None
         self._interception: Interception | None = None
+        self._native: Native | None = None
         self._config = config
         self._identity = identity
         self._undo = undo
@@ -65,7 +66,9 @@ class Assembly:
             from trimtab.engines.emulate import EmulatedDevice
 
             emulated = EmulatedDevice(config.emulate, injection.factor if injection else None)
-        device: Device = emulated or _real_device()
+        if config.record.enabled or injection is not None or emulated is not None:
+            self._native = self._compiled()
+        device: Device = emulated or _real_device(self._native)
         if config.record.enabled:
             self.recorder = self._start_recorder(device)
         if injection is not None:
@@ -129,7 +132,7 @@ class Assembly:
             unix_offset_ns=unix_offset_ns(),
             clock_domain=clock_domain(),
         )
-        recorder = Recorder(record, device, header)
+        recorder = Recorder(record, device, header, parts=self._native)
         self._undo.callback(self._end_live)  # after the last steps have been written
         self._undo.callback(recorder.close)
         self._undo.callback(set_recorder, None)
@@ -168,7 +171,8 @@ class Assembly:
             self.recorder,
             injection.link_delay if injection is not None else None,
             _all_of(part.blocked for part in (injection, emulated) if part is not None),
-            native=self._native_kernels(),
+            # What disturbs a communication is in Python.
+            native=None if self._config.scope.allow_perturb else self._native,
         )
         try:
             interception.install()
@@ -198,10 +202,10 @@ class Assembly:
         if self.live is not None:
             self.live.close()
 
-    def _native_kernels(self) -> Native | None:
-        """Compiled kernels, if this environment has them; else they are compiled for the next run."""
-        if not self._config.record.native or self._config.scope.allow_perturb:
-            return None  # what disturbs a communication is in Python
+    def _compiled(self) -> Native | None:
+        """Compiled kernels and parts of the recorder, if there are any; else they are compiled for the next run."""
+        if not self._config.record.native:
+            return None
         try:
             cache = cache_directory(os.environ)
             module = native.load(cache)
@@ -243,10 +247,10 @@ def _all_of(listeners: Iterable[Callable[[int, int], None]]) -> Callable[[int, i
     return tell
 
 
-def _real_device() -> Device:
+def _real_device(native: Native | None) -> Device:
     """CUDA where there is any (asked of NVML, so that nothing is initialised that a later fork could not bear)."""
     if torch.cuda.device_count() > 0:
-        return current_gpu()
+        return current_gpu(native)
     return CpuDevice()
 
 

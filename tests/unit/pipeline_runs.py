@@ -14,7 +14,7 @@ from trimtab.events import Kind
 from trimtab.pipeline.actions import Action, Work
 from trimtab.pipeline.plan import Plan
 from trimtab.pipeline.shape import Place, Shape
-from trimtab.record.clocks import CpuDevice
+from trimtab.record.clocks import FIRST_HANDLE, CpuDevice, Mark
 from trimtab.record.observe import Call
 from trimtab.record.pipeline import PipelineRecorder
 from trimtab.record.recorder import Recorder
@@ -37,6 +37,8 @@ class Run(NamedTuple):
     """Nanoseconds of a message from one stage to another in a step."""
     steps: int = 6
     optimizer: int = 5 * MS
+    behind: Callable[[int, int], int] | None = None
+    """By how many nanoseconds a stage's device is behind its host as a step begins; None: the host is the device."""
 
 
 class Span(NamedTuple):
@@ -88,30 +90,58 @@ def times_of(run: Run, step: int, begin: int) -> list[list[tuple[Action, Span]]]
     return out
 
 
+class BehindDevice:
+    """A device that works behind its host: a mark is a handle, and its time is ``behind`` nanoseconds from now, or that
+    of the mark before if that is later."""
+
+    kind = "cuda"
+    name = ""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock, self.behind = clock, 0
+        self.times: list[int] = []
+
+    def mark(self) -> Mark:
+        self.times.append(max(self.clock.now + self.behind, *self.times[-1:], 0))
+        return FIRST_HANDLE - len(self.times) + 1
+
+    def drain(self) -> None:
+        """It orders everything itself."""
+
+    def resolve(self, mark: Mark) -> int | None:
+        return mark if mark > FIRST_HANDLE else self.times[FIRST_HANDLE - mark]
+
+    def tend(self) -> list[list[int]]:
+        return []
+
+
 class Rank:
     """One stage's recorder, with its clock."""
 
-    def __init__(self, directory: Path, stage: int, stages: int) -> None:
+    def __init__(self, directory: Path, stage: int, stages: int, *, cuda: bool = False) -> None:
         self.clock, self.stage = FakeClock(1_000), stage
+        self.device = BehindDevice(self.clock)
         header = make_header(
             Identity(stage, stages, "test", 0),
-            device="cpu",
+            device="cuda" if cuda else "cpu",
             device_name="",
             granularity="layer",
             unix_offset_ns=0,
             clock_domain="here",
         )
-        device = CpuDevice(self.clock)
+        device = self.device if cuda else CpuDevice(self.clock)
         self.recorder = Recorder(RecordConfig(dir=str(directory)), device, header, clock=self.clock, threaded=False)
         self.observer = SpanObserver(self.recorder, device, self.clock, self.clock)
-        self.pipeline = PipelineRecorder(self.recorder, self.observer, self.clock, range(stages), stage, self.clock)
+        self.pipeline = PipelineRecorder(self.recorder, self.observer, device.mark, range(stages), stage, self.clock)
 
     def iteration(self, run: Run, step: int, begin: int, times: list[tuple[Action, Span]]) -> None:
         """One step, up to the end of its last action."""
         shape, pipeline = run.plan.shape, self.pipeline
         self.clock.now = begin
+        self.device.behind = 0 if run.behind is None else run.behind(self.stage, step)
         self.observer.step_begin(step)
         pipeline.iteration_begins(step, False)
+        self.device.behind = 0
         for action, span in times:
             source, destination = source_of(shape, self.stage, action), destination_of(shape, self.stage, action)
             backward = action.work is not Work.F
@@ -146,7 +176,7 @@ class Rank:
 def record(run: Run, directory: Path) -> None:
     """Write the files of a whole run."""
     stages = run.plan.shape.stages
-    ranks = [Rank(directory, stage, stages) for stage in range(stages)]
+    ranks = [Rank(directory, stage, stages, cuda=run.behind is not None) for stage in range(stages)]
     begin = 1_000_000_000
     for step in range(run.steps):
         times = times_of(run, step, begin)

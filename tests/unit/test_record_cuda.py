@@ -256,11 +256,11 @@ def test_the_gpus_name_is_known_once_the_job_uses_it() -> None:
 class Job:
     """Issues communications of NCCL on one stream of the pool, while other streams are busy at random."""
 
-    def __init__(self, behind_ms: float, seed: int = 1) -> None:
+    def __init__(self, behind_ms: float, seed: int = 1, environment: dict[str, str] | None = None) -> None:
         self.gpu = FakeGpu()
         self.gpu.behind = int(behind_ms * MS)
         self.device = CudaDevice(self.gpu, self.gpu.raw_stream, clock=self.gpu)
-        self.streams = CommStreams(self.device, self.gpu)
+        self.streams = CommStreams(self.device, self.gpu, environment or {})
         self.random = random.Random(seed)
         self.others = self.gpu.pools[0][:10]
 
@@ -310,6 +310,15 @@ def test_a_device_that_is_not_behind_tells_nothing() -> None:
     job = Job(behind_ms=0)
     marks = [job.issue(job.gpu.pools[0][12])[1] for _ in range(50)]
     assert marks == [None] * 50
+
+
+@pytest.mark.parametrize(("connections", "marks"), [("1", False), ("8", True), ("", True)])
+def test_where_streams_share_a_queue_no_mark_is_put_behind_a_communication(connections: str, marks: bool) -> None:
+    job = Job(behind_ms=5, environment={"CUDA_DEVICE_MAX_CONNECTIONS": connections})
+    found = [job.issue(job.gpu.pools[0][12])[1] for _ in range(30)]
+    assert any(mark is not None for mark in found) == marks
+    if not marks:
+        assert job.gpu.drawn == {0: 6, -1: 0}, "nor is the pool looked at: only the anchor's stream was drawn"
 
 
 def test_a_stream_from_elsewhere_is_never_taken_for_one_of_the_pool() -> None:

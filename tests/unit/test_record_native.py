@@ -67,6 +67,18 @@ def test_what_others_could_have_put_there_is_not_loaded(cache: Path, monkeypatch
         native.load(cache)
 
 
+def test_a_change_of_any_source_asks_for_a_new_module(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {name: cache.parent / name for name in ("native.cpp", "native_ring.hpp")}
+    for path in sources.values():
+        path.write_text("one")
+    monkeypatch.setattr(native, "_SOURCE", sources["native.cpp"])
+    names = {native._path(cache)}
+    for path in sources.values():
+        path.write_text("another")
+        names.add(native._path(cache))
+    assert len(names) == 3
+
+
 def test_a_build_leaves_the_module_and_nothing_else(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(cache.parent, monkeypatch, 'echo made > "$OUT"')
     path = native._path(cache)

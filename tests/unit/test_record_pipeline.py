@@ -104,6 +104,29 @@ def test_both_ends_of_a_message_say_the_same(tmp_path: Path) -> None:
     assert ends["send"] == ends["recv"]
 
 
+@pytest.mark.parametrize(
+    "late", [{(0, 4), (0, 5)}, {(1, 2), (1, 4), (0, 5)}, {(s, t) for s in (0, 1) for t in range(6)}]
+)
+@pytest.mark.parametrize("behind", [MS // 5, 15 * MS])
+def test_a_device_that_begins_its_step_behind_its_host_parts_no_message_from_its_step(
+    late: set[tuple[int, int]], behind: int, tmp_path: Path
+) -> None:
+    """The host is ready for messages, and some of them come, before the device has got to the begin of the step."""
+    plan = make_plan("zb-v", (2, 2, 6))
+    run = Run(plan, unit, quick, behind=lambda stage, step: behind * ((stage, step) in late))
+    report = scanned(run, tmp_path)
+    assert report.matching.unmatched == 0
+    assert not report.warnings
+    for stage in range(2):
+        rows = rows_of(tmp_path, stage)
+        steps = {row["step"]: row for row in rows if row["name"] == "step"}
+        messages = [row for row in rows if row["kind"] in ("send", "recv")]
+        assert len(messages) == 24 * run.steps
+        for row in messages:
+            step = steps[row["step"]]
+            assert step["start"] <= row["ready"] <= row["end"] <= step["end"]
+
+
 def test_an_action_is_a_span_and_the_wait_for_its_input_is_one(tmp_path: Path) -> None:
     rank = Rank(tmp_path, 1, 2)
     rank.clock.now = MS

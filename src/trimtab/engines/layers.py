@@ -150,19 +150,22 @@ class LayerHooks:
         """Whether calls are to be reported now."""
         return self.position.inside and self.guard.working
 
-    def _close(self, level: int) -> None:
+    def _close(self, level: int) -> bool:
+        """End the backward that runs on this level, and what runs inside; False where there is none on this level."""
+        call = None
         for depth in range(_PART, level - 1, -1):
             call = self._open[depth]
             if call is not None:
                 self._open[depth] = None
                 self.observer.end(call)
+        return call is not None
 
     def begin_backward(self, call: Call, level: int, ends: bool, _gradient: Any) -> None:
         """Tensor hook: the gradient of a site's output is known."""
         try:
             if not self.listening:
                 return
-            self._close(level)
+            call.follows = self._close(level)
             self._open[level] = call
             self.position.backward_microbatch = call.microbatch
             self.observer.begin(call)
@@ -180,13 +183,16 @@ class LayerHooks:
         except Exception as error:
             self.guard.failed("the hook on a layer's backward", error)
 
-    def watch_input(self, values: tuple[Any, ...], call: Call, level: int) -> bool:
-        """See to it that the backward ends when the input's gradient is known; False if that will never be."""
+    def watch_input(self, values: tuple[Any, ...], forward: Call, call: Call, level: int) -> bool:
+        """See to it that the backward (``call``) ends when the input's gradient is known; False if that will never
+        be."""
         tensor = with_gradient(values)
         if tensor is None:
             return False
         last = self._last_output
-        if level != _WHOLE or last is None or last() is not tensor:
+        if level == _WHOLE and last is not None and last() is tensor:
+            forward.follows = True
+        else:
             tensor.register_hook(partial(self.end_backward, call, level))
         return True
 
@@ -229,7 +235,8 @@ class _Hooks:
             self._backward = None
             if torch.is_grad_enabled() and not backward_is_compiled():
                 self._backward = self._call(Kind.BACKWARD, microbatch)
-                self._ends = owner.watch_input((*args, *kwargs.values()), self._backward, self._site_level)
+                values = (*args, *kwargs.values())
+                self._ends = owner.watch_input(values, self._forward, self._backward, self._site_level)
             owner.observer.begin(self._forward)
         except Exception as error:
             owner.guard.failed("the hook before a layer's forward", error)

@@ -16,7 +16,7 @@ from trimtab.record.clocks import UNKNOWN, Mark
 class Call:
     """One stretch of work on the compute stream: a layer's forward, its backward, an optimizer step."""
 
-    __slots__ = ("_state", "began", "chunk", "ended", "kind", "layer", "microbatch", "name", "span")
+    __slots__ = ("_state", "began", "chunk", "ended", "follows", "kind", "layer", "microbatch", "name", "span")
 
     def __init__(self, kind: Kind, name: str, layer: int = -1, microbatch: int = -1, chunk: int = -1) -> None:
         self.kind = kind
@@ -24,6 +24,8 @@ class Call:
         self.layer = layer
         self.microbatch = microbatch
         self.chunk = chunk
+        self.follows = False
+        """It works on what the call that has just ended on this thread has made: nothing is queued between the two."""
         self.span: Any = None
         """What the recorder needs between begin and end."""
         self.began: Mark = UNKNOWN

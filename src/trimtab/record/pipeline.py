@@ -102,7 +102,7 @@ class PipelineRecorder:
         self._call: Call | None = None
         self._idle_since: Mark = UNKNOWN
         self._idle_since_ns = UNKNOWN
-        self._began = UNKNOWN
+        self._began: Mark = UNKNOWN
         self._iteration = -1
         self._trains = True
         self._chunks = 1
@@ -120,7 +120,7 @@ class PipelineRecorder:
     def iteration_begins(self, iteration: int, forward_only: bool) -> None:
         """The stage is ready for the messages of ``iteration``."""
         try:
-            self._began = self._idle_since_ns = self._clock()
+            now = self._idle_since_ns = self._clock()
             self._iteration = iteration
             self._trains = not forward_only
             self._call = None
@@ -128,6 +128,7 @@ class PipelineRecorder:
                 self._recorder.within = None  # an error may have ended the last
             self._arrived.clear()
             self._idle_since = self._mark() if self._recording else UNKNOWN
+            self._began = now if self._idle_since == UNKNOWN else self._idle_since
             if self._recorder is not None and self._recording and not self._described:
                 self._described = True
                 self._recorder.describe(groups={self._group: list(self._ranks)})
@@ -249,7 +250,8 @@ class PipelineRecorder:
 
     def received(self, message: Message) -> None:
         """A message is here. It counts as awaited from the begin of its iteration on: there is room for it whether
-        anybody waits or not."""
+        anybody waits or not. That begin is the device's, as those of steps and actions are: by the host's clock, which
+        may be ahead, it could lie in the step before."""
         if self._arrived_first is not None:
             self._arrived_first(message)
         recorder = self._recorder
@@ -274,6 +276,7 @@ class PipelineRecorder:
         label, source, nbytes, dtype, at = message
         if recorder is None or not recorder.active or label.iteration != self._iteration:
             return
+        # Where the begin is still a handle, the writer sees to it that the end does not come before it.
         event_id, began, ended = recorder.next_id(), self._began, max(at, self._began)
         self._arrived[label.backward, label.chunk, label.microbatch] = _Arrival(event_id, at)
         site = self._site(recorder, Kind.RECV, self._ranks[source], tag_of(label), dtype)

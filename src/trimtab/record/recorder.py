@@ -17,6 +17,7 @@ from typing import Any, Final
 from trimtab.config import RecordConfig
 from trimtab.events import NAME_STEP, STREAM_COMPUTE, STREAM_HOST, Kind
 from trimtab.record.clocks import UNKNOWN, Clock, DeferredDevice, Device, Mark
+from trimtab.record.compiled_parts import Counter, Parts
 from trimtab.record.complain import failed
 from trimtab.record.files.opening import open_within
 from trimtab.record.files.spool import Opener, create_exclusively
@@ -46,8 +47,10 @@ class Recorder:
         clock: Clock = time.perf_counter_ns,
         opener: Opener = create_exclusively,
         threaded: bool = True,
+        parts: Parts | None = None,
     ) -> None:
-        """Create the rank's file in ``config.dir``. ``header``: see run_identity.make_header.
+        """Create the rank's file in ``config.dir``. ``header``: see run_identity.make_header. ``parts`` are the
+        compiled ones.
 
         ``threaded=False`` leaves the writer to the caller (:attr:`writer`), for tests.
         """
@@ -62,8 +65,12 @@ class Recorder:
         """Where this rank stands, once that has been described."""
         self.active = False
         self.granularity = config.granularity
-        self.next_id: Callable[[], int] = itertools.count().__next__
+        self.ids: Counter | None = None if parts is None else parts.Counter()
+        """What :attr:`next_id` takes from, where that is compiled."""
+        self.next_id: Callable[[], int] = itertools.count().__next__ if self.ids is None else self.ids.take
         """Reserve an event id, for correlation."""
+        self.told: Callable[[int, bool], None] | None = None
+        """Told of :attr:`step` and :attr:`active` whenever they change: who records without asking."""
         self.writer: Writer | None = None
         self.push: Callable[..., bool] = _nowhere
         """The ring's, for what is recorded a million times: positional arguments and no guard, so the caller says
@@ -82,7 +89,7 @@ class Recorder:
         try:
             make = partial(Storage, config, dict(header), opener)
             storage = open_within(_OPEN_SECONDS, make) if threaded else make()
-            self.writer = Writer(config.ring_events, config.flush_seconds, storage, device)
+            self.writer = Writer(config.ring_events, config.flush_seconds, storage, device, parts)
             self._intern = self.writer.sites.intern
             self.push = self.writer.ring.push
             self.active = True
@@ -105,6 +112,12 @@ class Recorder:
         self.step_began_ns = self._clock() if now is None else now[0]
         self.active = sampled and self.open  # marking may have failed
         self._step_began = now if self.active else None
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell :attr:`told`, if there is anyone."""
+        if self.told is not None:
+            self.told(self.step, self.active)
 
     def span(
         self,
@@ -229,6 +242,7 @@ class Recorder:
         """Write what is left and end the file in order, waiting ``timeout`` seconds at most. May be called again."""
         if os.getpid() != self._pid:  # a forked child shares the file and has no writer
             self.active, self.push, self.writer, self._leaving = False, _nowhere, None, None
+            self.tell()
             return
         try:
             if self._step_began is not None:
@@ -237,6 +251,7 @@ class Recorder:
             self.fail(error)
         writer = self.writer or self._leaving
         self.active, self.push, self.writer, self._leaving = False, _nowhere, None, None
+        self.tell()
         try:
             if writer is not None and not writer.stop(timeout):
                 self._warn(f"the file could not be finished within {timeout:g} s")
@@ -247,6 +262,7 @@ class Recorder:
         """Stop recording and say so, once."""
         self._leaving = self.writer or self._leaving
         self.active, self.push, self.writer = False, _nowhere, None
+        self.tell()
         if self._leaving is not None:
             self._leaving.request_stop()
         if not self._failed:

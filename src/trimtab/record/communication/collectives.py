@@ -22,6 +22,7 @@ from trimtab.events import Kind
 from trimtab.record.clocks import Clock, Device, Mark
 from trimtab.record.communication.comm_streams import CommStreams
 from trimtab.record.communication.groups import Group, Groups
+from trimtab.record.communication.lane import Lane
 from trimtab.record.communication.late import changed_work, late_work
 from trimtab.record.communication.native import Native
 from trimtab.record.communication.operators import NO_RANK, Operator, operators
@@ -99,9 +100,10 @@ class Interception:
         streams = CommStreams(device, torch.cuda)
         self._works = Works(self._mark, recorder, blocked, self._complaints, streams, clock)
         self._methods = WorkMethods(self._works, self._complaints)
-        self._groups = Groups(self._met_group)
         self._libraries: list[torch.library.Library] = []
         self._native = native if link_delay is None else None  # late works are made by Python kernels only
+        self._groups = Groups(self._met_group, None if self._native is None else self._native.Counter)
+        self._lane = Lane.of(self._native, device, recorder, self._works) if blocked is None else None
         self.disturb: Disturb | None = None
         """Asked about each communication, while it is set. Compiled kernels do not know it."""
 
@@ -151,6 +153,8 @@ class Interception:
             works.wait_tensor_ends,
             complain,
         )
+        if self._lane is not None:
+            self._lane.open()
 
     @property
     def open(self) -> list[tuple[Pending, bool]]:
@@ -170,9 +174,13 @@ class Interception:
     def annotate(self, annotations: Annotator | None) -> None:
         """Tell ``annotations`` of the issue of each communication from now on."""
         self._works.annotations = annotations
+        if self._lane is not None:
+            self._lane.annotated(annotations is not None)
 
     def remove(self) -> None:
         """Stop, put everything back that was replaced, and record what is still under way."""
+        if self._lane is not None:
+            self._lane.close()
         if self._native is not None and self._libraries:
             self._native.remove()
         for library in self._libraries:
@@ -233,6 +241,8 @@ class Interception:
 
         ``root`` is a rank in the group, ``depth`` the number of frames up to the code that called the operator.
         """
+        if self._lane is not None:
+            self._lane.open()
         foreground = in_foreground()
         if foreground:
             self._device.drain()
@@ -361,7 +371,7 @@ class Interception:
             self._recorder.describe(groups={group.label: list(group.ranks)})
 
 
-def _native_row(operator: Operator) -> tuple[str, str, Operator, int, int, int, int, int, bool]:
+def _native_row(operator: Operator) -> tuple[str, str, Operator, int, int, int, int, int, bool, bool]:
     name, _, overload = operator.name.partition(".")
     return (
         f"c10d::{name}",
@@ -373,4 +383,5 @@ def _native_row(operator: Operator) -> tuple[str, str, Operator, int, int, int, 
         operator.tag_at,
         operator.counted_at,
         operator.times_members,
+        operator.kind is Kind.COLLECTIVE,
     )

@@ -15,13 +15,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
 from trimtab.record.communication.operators import NO_RANK
+from trimtab.record.compiled_parts import Counter
 
 
 class Group:
     """One process group, seen from this rank."""
 
     __slots__ = (
-        "collectives",
+        "_collectives",
+        "counter",
         "is_nccl",
         "label",
         "me",
@@ -32,7 +34,15 @@ class Group:
         "without_future",
     )
 
-    def __init__(self, label: str, ranks: tuple[int, ...], size: int, me: int, is_nccl: bool) -> None:
+    def __init__(
+        self,
+        label: str,
+        ranks: tuple[int, ...],
+        size: int,
+        me: int,
+        is_nccl: bool,
+        counter: Counter | None = None,
+    ) -> None:
         self.label = label
         self.ranks = ranks
         """Global ranks in the group's order; empty where nobody knows them."""
@@ -41,17 +51,26 @@ class Group:
         """This process's global rank."""
         self.is_nccl = is_nccl
         """Its device communications run over NCCL, which orders them by stream and has no tags."""
-        self.collectives = 0
+        self.counter = counter
+        """What counts collectives, where compiled kernels do, too."""
+        self._collectives = 0
         self.pairs: dict[tuple[int, int, int], int] = {}
         self.sites: dict[tuple[str, str, str, int, int, int], int] = {}
         """Numbers of the recorder's sites, by what tells this group's communications apart."""
         self.without_future: set[str] = set()
         """Operators whose works call nobody back."""
 
+    @property
+    def collectives(self) -> int:
+        """How many were issued so far."""
+        return self._collectives if self.counter is None else self.counter.count()
+
     def next_collective(self) -> int:
         """Sequence number of the next collective, whatever it does: all members issue them in the same order."""
-        number = self.collectives
-        self.collectives = number + 1
+        if self.counter is not None:
+            return self.counter.take()
+        number = self._collectives
+        self._collectives = number + 1
         return number
 
     def next_message(self, src: int, dst: int, tag: int) -> int:
@@ -69,8 +88,10 @@ class Group:
 class Groups:
     """The groups met so far. Process groups themselves are not kept alive."""
 
-    def __init__(self, on_new: Callable[[Group], None]) -> None:
-        """``on_new`` is told of each group when it is first met."""
+    def __init__(self, on_new: Callable[[Group], None], counter: Callable[[], Counter] | None = None) -> None:
+        """``on_new`` is told of each group when it is first met. ``counter`` makes what counts its collectives, if
+        compiled kernels are to do so, too."""
+        self._counter = counter
         self._on_new = on_new
         self._by_object: dict[int, tuple[weakref.ref[Any], Group]] = {}
         self._by_label: dict[tuple[str, tuple[int, ...]], Group] = {}
@@ -95,7 +116,8 @@ class Groups:
         found = self._by_label.get((label, ranks))
         if found is None:
             me = ranks[group.rank()] if ranks else group.rank()
-            found = Group(label, ranks, group.size(), me, group.name() == "nccl")
+            counter = None if self._counter is None else self._counter()
+            found = Group(label, ranks, group.size(), me, group.name() == "nccl", counter)
             self._by_label[label, ranks] = found
             self._on_new(found)
         for key in [key for key, (reference, _) in self._by_object.items() if reference() is None]:

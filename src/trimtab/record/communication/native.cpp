@@ -5,202 +5,9 @@
 // numbers, and passes the arguments on untouched. What is recorded is decided there, once for both kinds of kernels.
 // Nothing in here may throw into the job.
 
-#include <Python.h>
-
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
-#include <array>
-#include <atomic>
-#include <ctime>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <unordered_map>
-#include <utility>
-#include <vector>
+#include "native_state.hpp"
 
 namespace {
-
-using c10::IValue;
-using torch::jit::Stack;
-
-struct Gil {
-  PyGILState_STATE state = PyGILState_Ensure();
-  ~Gil() { PyGILState_Release(state); }
-};
-
-// What an operator's arguments mean, by position (see operators.py); -1 where there is none.
-struct Operator {
-  PyObject* object = nullptr;
-  size_t arguments = 0;
-  int group_at = -1;
-  int async_at = -1;
-  int root_at = -1;
-  int tag_at = -1;
-  int counted_at = -1;
-  bool times_members = false;
-};
-
-struct Group {
-  c10::weak_intrusive_ptr<torch::CustomClassHolder> process_group;
-  PyObject* object;
-  int64_t size;
-};
-
-// Python's side: called with the GIL, and everything here is read and written with it.
-struct Python {
-  PyObject* module = nullptr;
-  PyObject* started = nullptr;
-  PyObject* issued = nullptr;
-  PyObject* wait_begins = nullptr;
-  PyObject* wait_ends = nullptr;
-  PyObject* complain = nullptr;
-  std::unordered_map<const void*, Group> groups;
-  std::array<PyObject*, static_cast<size_t>(c10::ScalarType::NumOptions)> dtypes{};
-};
-
-// Ends of communications, told by threads of the backend that need not have the GIL for it.
-struct Ends {
-  std::mutex mutex;
-  std::vector<std::pair<PyObject*, int64_t>> list;
-  std::atomic<bool> any{false};
-};
-
-// The communication that a thread is just now telling Python about.
-struct Issue {
-  c10d::Work* work = nullptr;
-  const IValue* outputs = nullptr;
-  PyObject* met = nullptr;
-};
-
-// None of these is ever destroyed: threads of a backend may outlive static objects.
-Python& python = *new Python;
-Ends& ends = *new Ends;
-std::vector<c10::RegistrationHandleRAII>& registrations = *new std::vector<c10::RegistrationHandleRAII>;
-std::atomic<bool> attached{false};
-thread_local Issue issue;
-
-const c10::DispatchKeySet after_select(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
-
-int64_t now_ns() {  // as time.perf_counter_ns
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
-}
-
-// ------------------------------------------------------------------------------------------------------ errors
-
-int raise_kept(void* kept) {
-  auto* error = static_cast<PyObject*>(kept);
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
-  Py_DECREF(error);
-  return -1;
-}
-
-PyObject* take_error() {
-#if PY_VERSION_HEX >= 0x030C0000
-  return PyErr_GetRaisedException();
-#else
-  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
-  PyErr_NormalizeException(&type, &value, &trace);
-  Py_XDECREF(type);
-  Py_XDECREF(trace);
-  return value;
-#endif
-}
-
-// A failure of ours is reported, and that is all. What is no Exception (Ctrl-C, a signal handler that exits) happened
-// to come while we ran, but is meant for the job: it is raised where the job's own code goes on.
-void tell_error(PyObject* about) {
-  PyObject* error = take_error();
-  if (error == nullptr) {
-    return;
-  }
-  if (!PyErr_GivenExceptionMatches(error, PyExc_Exception)) {
-    if (Py_AddPendingCall(raise_kept, error) != 0) {
-      Py_DECREF(error);
-    }
-    return;
-  }
-  PyObject* done = python.complain ? PyObject_CallFunctionObjArgs(python.complain, about, error, nullptr) : nullptr;
-  Py_XDECREF(done);
-  Py_DECREF(error);
-  PyErr_Clear();
-}
-
-// ------------------------------------------------------------------------------------------------------- facts
-
-const torch::CustomClassHolder* holder(const IValue& value) {
-  return value.isObject() ? value.toObjectRef().getSlot(0).toCapsule().get() : nullptr;
-}
-
-int64_t bytes_of(const IValue& value) {
-  const auto* tensor = value.isTensor() ? value.unsafeToTensorImpl() : nullptr;
-  const bool dense = tensor != nullptr && tensor->layout() == c10::kStrided;
-  return dense ? tensor->numel() * static_cast<int64_t>(tensor->itemsize()) : 0;
-}
-
-// Bytes of a tensor or of a list of them, and the type of the (first) tensor.
-std::pair<int64_t, c10::ScalarType> measure(const IValue& value) {
-  int64_t bytes = 0;
-  auto dtype = c10::ScalarType::Undefined;
-  try {
-    if (value.isTensor()) {
-      dtype = c10::typeMetaToScalarType(value.unsafeToTensorImpl()->dtype());
-      bytes = bytes_of(value);
-    } else if (value.isList()) {
-      const auto list = value.toListRef();
-      if (!list.empty() && list[0].isTensor()) {
-        dtype = c10::typeMetaToScalarType(list[0].unsafeToTensorImpl()->dtype());
-      }
-      for (const auto& item : list) {
-        bytes += bytes_of(item);
-      }
-    }
-  } catch (const std::exception&) {  // a tensor whose size is not known
-    bytes = 0;
-  }
-  return {bytes, dtype};
-}
-
-PyObject* name_of(c10::ScalarType dtype) {
-  auto& name = python.dtypes.at(static_cast<size_t>(dtype));
-  if (name == nullptr) {
-    const bool known = dtype != c10::ScalarType::Undefined;
-    name = PyUnicode_InternFromString(known ? std::string(c10::getDtypeNames(dtype).first).c_str() : "");
-  }
-  return name;
-}
-
-// The Group of a process group; one that is new is shown to Python by an operator of ours (see native.py).
-const Group* group_of(const IValue& value) {
-  const void* address = holder(value);
-  if (address == nullptr) {
-    return nullptr;
-  }
-  auto found = python.groups.find(address);
-  if (found != python.groups.end()) {
-    if (!found->second.process_group.expired()) {
-      return &found->second;
-    }
-    Py_DECREF(found->second.object);
-    python.groups.erase(found);
-  }
-  issue.met = nullptr;
-  Stack stack{value};
-  c10::Dispatcher::singleton().findSchemaOrThrow("trimtab::met", "").callBoxed(&stack);
-  if (issue.met == nullptr) {
-    return nullptr;
-  }
-  PyObject* object = std::exchange(issue.met, nullptr);
-  PyObject* size = PyObject_GetAttrString(object, "size");
-  const int64_t members = size ? PyLong_AsLongLong(size) : 1;
-  Py_XDECREF(size);
-  const auto weak = c10::weak_intrusive_ptr<torch::CustomClassHolder>(value.toObjectRef().getSlot(0).toCapsule());
-  return &python.groups.emplace(address, Group{weak, object, members}).first->second;
-}
 
 // ----------------------------------------------------------------------------------------------------- kernels
 
@@ -271,6 +78,77 @@ void issued(const Operator& op, PyObject* pending, const Stack& stack, const IVa
   }
 }
 
+// Number of the site of what takes the short way; -1 where it cannot be had.
+int64_t ask_for_site(const Operator& op, const void* address, c10::ScalarType dtype, int64_t root, bool foreground) {
+  const Gil gil;
+  const auto group = python.groups.find(address);
+  if (python.site_of == nullptr || group == python.groups.end()) {
+    return -1;
+  }
+  PyObject* number = PyLong_FromLongLong(root);
+  PyObject* facts[] = {op.object, group->second.object, name_of(dtype), number, foreground ? Py_True : Py_False};
+  PyObject* found = PyObject_Vectorcall(python.site_of, facts, 5, nullptr);
+  Py_XDECREF(number);
+  const int64_t site = found != nullptr ? PyLong_AsLongLong(found) : -1;
+  Py_XDECREF(found);
+  if (PyErr_Occurred()) {
+    tell_error(op.object);
+    return -1;
+  }
+  return site;
+}
+
+int wake_writer(void*) {  // in the main thread
+  PyObject* done = python.wake != nullptr ? PyObject_CallNoArgs(python.wake) : nullptr;
+  if (done == nullptr && PyErr_Occurred()) {
+    tell_error(Py_None);
+  }
+  Py_XDECREF(done);
+  return 0;
+}
+
+enum class Way { kLong, kUnseen, kSeen };
+
+// Is the short way for this one, and is it to be recorded there?
+Way enter(Lane& lane, const Operator& op, const IValue* arguments, Passage* passage) noexcept {
+  bool counted = false;
+  try {
+    const IValue& async = arguments[op.async_at];
+    const void* address = holder(arguments[op.group_at]);
+    if (!async.isBool() || async.toBool() || !lane.enter(address, passage)) {
+      return Way::kLong;
+    }
+    counted = true;
+    if (!lane.active.load(std::memory_order_acquire)) {
+      return Way::kUnseen;
+    }
+    auto dtype = c10::ScalarType::Undefined;
+    if (op.counted_at >= 0) {
+      std::tie(passage->bytes, dtype) = measure(arguments[op.counted_at]);
+    }
+    passage->bytes *= op.times_members ? passage->members : 1;
+    const int64_t root = integer_at(arguments, op.root_at);
+    const bool foreground = lane.in_foreground();
+    const SiteKey key{&op, static_cast<int>(dtype), root, foreground};
+    passage->site = lane.site(address, key);
+    if (passage->site == Lane::kNew) {
+      passage->site = ask_for_site(op, address, dtype, root, foreground);
+      if (passage->site >= 0) {
+        lane.learn(address, key, passage->site);
+      }
+    }
+    return passage->site >= 0 && lane.begin(passage) ? Way::kSeen : Way::kUnseen;
+  } catch (...) {
+    return counted ? Way::kUnseen : Way::kLong;
+  }
+}
+
+void leave(Lane& lane, const Passage& passage) noexcept {
+  if (lane.end(passage)) {
+    Py_AddPendingCall(wake_writer, nullptr);
+  }
+}
+
 void forget(PyObject* pending) noexcept {
   const Gil gil;
   Py_DECREF(pending);
@@ -282,6 +160,18 @@ class Communication final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
     const Operator& op = *op_;  // it outlives this kernel, which may be removed while the call is under way
+    const auto lane = op.collective && op.async_at >= 0 ? std::atomic_load(&open_lane) : nullptr;
+    if (lane != nullptr && stack->size() >= op.arguments) {
+      Passage passage;
+      const Way way = enter(*lane, op, stack->data() + (stack->size() - op.arguments), &passage);
+      if (way != Way::kLong) {
+        handle.redispatchBoxed(keys & after_select, stack);
+        if (way == Way::kSeen) {
+          leave(*lane, passage);
+        }
+        return;
+      }
+    }
     PyObject* pending = nullptr;
     IValue outputs;
     if (attached.load(std::memory_order_acquire) && stack->size() >= op.arguments) {
@@ -358,9 +248,10 @@ class WaitTensor final : public c10::OperatorKernel {
 
 void let_go() {
   attached.store(false, std::memory_order_release);
+  std::atomic_store(&open_lane, std::shared_ptr<Lane>());
   registrations.clear();
   for (auto* object : {&python.module, &python.started, &python.issued, &python.wait_begins, &python.wait_ends,
-                       &python.complain}) {
+                       &python.complain, &python.site_of, &python.wake}) {
     Py_CLEAR(*object);
   }
   for (auto& known : python.groups) {
@@ -383,14 +274,15 @@ PyObject* py_install(PyObject* module, PyObject* args) {
     for (Py_ssize_t row = 0; row < PyList_Size(rows); ++row) {
       auto* op = new Operator;  // never freed, see above
       const char *name, *overload;
-      int times = 0;
-      if (!PyArg_ParseTuple(PyList_GetItem(rows, row), "ssOiiiiip", &name, &overload, &op->object, &op->group_at,
-                            &op->async_at, &op->root_at, &op->tag_at, &op->counted_at, &times)) {
+      int times = 0, collective = 0;
+      if (!PyArg_ParseTuple(PyList_GetItem(rows, row), "ssOiiiiipp", &name, &overload, &op->object, &op->group_at,
+                            &op->async_at, &op->root_at, &op->tag_at, &op->counted_at, &times, &collective)) {
         let_go();
         return nullptr;
       }
       Py_INCREF(op->object);
       op->times_members = times != 0;
+      op->collective = collective != 0;
       op->arguments = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).schema().arguments().size();
       put_in(name, overload, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Communication>(op)));
     }
@@ -412,6 +304,47 @@ PyObject* py_install(PyObject* module, PyObject* args) {
 
 PyObject* py_remove(PyObject*, PyObject*) {
   let_go();
+  Py_RETURN_NONE;
+}
+
+PyObject* py_open_lane(PyObject*, PyObject* args) {
+  PyObject *store, *marking, *ids, *site_of, *wake;
+  unsigned long long main = 0;
+  if (!PyArg_ParseTuple(args, "O!O!O!OOK", store_type, &store, marking_type, &marking, counter_type, &ids, &site_of, &wake,
+                        &main)) {
+    return nullptr;
+  }
+  Py_XSETREF(python.site_of, Py_NewRef(site_of));
+  Py_XSETREF(python.wake, Py_NewRef(wake));
+  auto lane = std::make_shared<Lane>(shared_value<Ring>(store), shared_value<Marking>(marking), shared_value<Counter>(ids), main);
+  for (const auto& [address, group] : python.groups) {
+    add_to(*lane, address, group);
+  }
+  std::atomic_store(&open_lane, std::move(lane));
+  Py_RETURN_NONE;
+}
+
+PyObject* py_lane_step(PyObject*, PyObject* args) {
+  long long step = -1;
+  int active = 0;
+  if (!PyArg_ParseTuple(args, "Lp", &step, &active)) {
+    return nullptr;
+  }
+  if (const auto lane = std::atomic_load(&open_lane)) {
+    lane->step.store(step, std::memory_order_relaxed);
+    lane->active.store(active != 0, std::memory_order_release);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* py_close_lane(PyObject*, PyObject* args) {
+  int reason = 0, closed = 0;
+  if (!PyArg_ParseTuple(args, "ip", &reason, &closed)) {
+    return nullptr;
+  }
+  if (const auto lane = std::atomic_load(&open_lane)) {
+    closed ? lane->closed.fetch_or(reason) : lane->closed.fetch_and(~reason);
+  }
   Py_RETURN_NONE;
 }
 
@@ -490,6 +423,9 @@ PyMethodDef methods[] = {
     {"call_back", py_call_back, METH_O, "See to it that the end of what is being issued is told; False if it cannot be."},
     {"outputs", py_outputs, METH_NOARGS, "Addresses of the data that what is being issued produces."},
     {"told", py_told, METH_NOARGS, "Ends since the last call: [(pending, nanoseconds)], or None."},
+    {"open_lane", py_open_lane, METH_VARARGS, "Let synchronous collectives of NCCL go the short way."},
+    {"lane_step", py_lane_step, METH_VARARGS, "(step, active): what the short way records."},
+    {"close_lane", py_close_lane, METH_VARARGS, "(reason, closed): the short way is closed while any reason says so."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -497,4 +433,19 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "trimtab_native", nullptr, -1, 
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit_trimtab_native() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_trimtab_native() {
+  PyObject* module = PyModule_Create(&definition);
+  if (module == nullptr) {
+    return nullptr;
+  }
+  counter_type = make_type<Counter>("trimtab_native.Counter", counter_new, counter_methods);
+  store_type = make_type<Ring>("trimtab_native.Store", store_new, store_methods, store_buffer);
+  marking_type = make_type<Marking>("trimtab_native.Marks", marking_new, marking_methods);
+  for (auto* type : {counter_type, store_type, marking_type}) {
+    if (type == nullptr || PyModule_AddType(module, type) != 0) {
+      Py_DECREF(module);
+      return nullptr;
+    }
+  }
+  return module;
+}

@@ -32,9 +32,11 @@ import torch
 
 from trimtab.record.communication.pending import Issue, Pending
 from trimtab.record.compiled import building, find_compiler, only_ours
+from trimtab.record.compiled_parts import Counter, Marks, Parts, Store
 
 _LOG = logging.getLogger("trimtab")
 _SOURCE: Final = Path(__file__).with_name("native.cpp")
+_HEADERS: Final = "native_*.hpp"
 _MODULE: Final = "trimtab_native"
 _STANDARDS: Final = ("c++20", "c++17")
 """PyTorch's headers need the one or the other, depending on the version."""
@@ -44,12 +46,12 @@ _MEMORY_NEEDED: Final = 4 << 30
 """Bytes that must be available: the compiler takes 0.8 GB, and it must not take them from the job."""
 
 
-class Native(Protocol):
+class Native(Parts, Protocol):
     """The extension module."""
 
     def install(
         self,
-        operators: list[tuple[str, str, Any, int, int, int, int, int, bool]],
+        operators: list[tuple[str, str, Any, int, int, int, int, int, bool, bool]],
         started: Callable[..., Pending | None],
         issued: Callable[[Pending, int, Issue], None],
         wait_begins: Callable[[int], Pending | None],
@@ -58,7 +60,31 @@ class Native(Protocol):
         /,
     ) -> None:
         """Put the kernels in place. An operator is its qualified name, its overload, what to hand to ``started``, and
-        positions: group, async_op, root, tag, what counts; and whether that counts once for each member."""
+        positions: group, async_op, root, tag, what counts; whether that counts once for each member; and whether it is
+        a collective."""
+        ...
+
+    def open_lane(
+        self,
+        store: Store,
+        marks: Marks,
+        ids: Counter,
+        site_of: Callable[[Any, Any, str, int, bool], int],
+        wake: Callable[[], object],
+        main: int,
+        /,
+    ) -> None:
+        """Let synchronous collectives of NCCL go the short way from now on, until :meth:`remove`: they are counted and
+        recorded without Python. ``site_of`` is given what was handed to :meth:`install`, the group, the type, the root
+        (a rank in the group) and whether a thread issued it that trains; ``main`` is the ident of the main thread."""
+        ...
+
+    def lane_step(self, step: int, active: bool, /) -> None:
+        """What the short way records: this step, or nothing."""
+        ...
+
+    def close_lane(self, reason: int, closed: bool, /) -> None:
+        """While any reason (a bit) says so, all go the long way."""
         ...
 
     def remove(self) -> None:
@@ -149,7 +175,7 @@ def _path(cache: Path | None) -> Path | None:
     if cache is None or not _SOURCE.is_file():
         return None
     parts = [
-        _SOURCE.read_text(encoding="utf-8"),
+        *(source.read_text(encoding="utf-8") for source in (_SOURCE, *sorted(_SOURCE.parent.glob(_HEADERS)))),
         torch.__version__,
         str(torch._C._GLIBCXX_USE_CXX11_ABI),
         sys.version,

@@ -24,9 +24,10 @@ from torch.utils._pytree import tree_leaves
 from trimtab.events import NAME_WAIT, STREAM_COMM, STREAM_COMPUTE, Kind
 from trimtab.record.clocks import UNKNOWN, Clock, Mark
 from trimtab.record.communication.comm_streams import CommStreams
+from trimtab.record.communication.groups import Group
 from trimtab.record.communication.late import changed_behind
-from trimtab.record.communication.operators import NO_RANK
-from trimtab.record.communication.pending import Issue, Pending, address_of, in_foreground
+from trimtab.record.communication.operators import NO_RANK, Operator
+from trimtab.record.communication.pending import Issue, Pending, address_of, in_foreground, set_root
 from trimtab.record.communication.reducer import BackwardWaits
 from trimtab.record.complain import Complaints
 from trimtab.record.injection.spin import occupy_stream
@@ -49,6 +50,10 @@ def _stream_key(pending: Pending) -> str:
     if pending.operator.kind is Kind.COLLECTIVE:
         return label
     return f"{label}/{min(pending.src, pending.dst)}-{max(pending.src, pending.dst)}"
+
+
+def _stream_in_place(pending: Pending) -> str:
+    return STREAM_COMPUTE if pending.foreground else STREAM_COMM
 
 
 class Annotator(Protocol):
@@ -95,6 +100,8 @@ class Works:
         self._wait_site = -1
         self.annotations: Annotator | None = None
         """Set while a profiler window is open."""
+        self.together: Callable[[bool], None] = _nobody_asks
+        """Told when what is issued begins to become one work, and when that is over."""
         self.told: Callable[[], Sequence[tuple[Pending, int]] | None] = _nothing_told
         """Ends that were called back since the last time, where no Python code runs in callbacks: (which, when)."""
 
@@ -199,7 +206,7 @@ class Works:
         end = self._mark()
         if pending.foreground:
             self._tell_blocked(pending.ready, end)
-        self._record(pending, end, STREAM_COMPUTE if pending.foreground else STREAM_COMM)
+        self._record(pending, end, _stream_in_place(pending))
 
     def _end_beside(self, pending: Pending, end: int) -> None:
         """It ran beside the compute stream and was complete at ``end``; the first who knows is believed."""
@@ -227,8 +234,18 @@ class Works:
         except Exception as error:
             recorder.fail(error)
 
+    def site_in_place(self, operator: Operator, group: Group, dtype: str, root: int, foreground: bool) -> int:
+        """Number of the site of such collectives, where the current stream runs them; -1: they cannot be stored."""
+        pending = Pending(operator, group, foreground, in_place=True)
+        pending.dtype = dtype
+        if root >= 0:
+            set_root(pending, root)
+        recorder = self._recorder
+        return -1 if recorder is None else self._site(recorder, pending, _stream_in_place(pending))
+
     @staticmethod
     def _site(recorder: Recorder, pending: Pending, stream: str) -> int:
+        """Number of the site of such communications; -1 where nothing is stored any more."""
         if not recorder.open:
             return -1  # nothing is stored any more
         operator, group, dtype = pending.operator, pending.group, pending.dtype
@@ -352,6 +369,7 @@ class Works:
     def start_together(self) -> None:
         """What is issued from here on becomes one work (NCCL batches it)."""
         self._coalesced = []
+        self.together(True)
 
     def change_together(self, change: Callable[[], None]) -> bool:
         """``change`` what is issued together when it is complete; False: nothing is just now."""
@@ -389,6 +407,7 @@ class Works:
     def end_together(self, work: Work | None) -> None:
         """``work`` is what was issued since :meth:`start_together`: all of it ends with it."""
         together, self._coalesced = self._coalesced or [], None
+        self.together(False)
         if not together:
             return
         if work is None:
@@ -419,3 +438,7 @@ class Works:
 
 def _nothing_told() -> None:
     """Callbacks are Python's."""
+
+
+def _nobody_asks(_: bool) -> None:
+    """All communications come here."""

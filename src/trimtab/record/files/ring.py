@@ -13,10 +13,12 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from trimtab.record.compiled_parts import Store
 
 FIELDS: Final = (
     "number",
@@ -49,24 +51,36 @@ _SLACK: Final = 64  # producers that may sit between the check for room and thei
 class Ring:
     """Rows on their way to the writer. ``push`` from any thread; ``drain`` from one."""
 
-    def __init__(self, size: int, wake: Callable[[], object]) -> None:
-        """``size`` rows are held (rounded up to a power of two, at least 256); ``wake`` is called at each half."""
+    def __init__(
+        self,
+        size: int,
+        wake: Callable[[], object],
+        store: Callable[[int, int, Callable[[], object]], Store] | None = None,
+    ) -> None:
+        """``size`` rows are held (rounded up to a power of two, at least 256); ``wake`` is called at each half.
+        ``store`` makes the compiled memory, into which rows may also come without the GIL."""
         self.size = 1 << max(8, (size - 1).bit_length())
-        self.dropped = 0
+        self._dropped = 0
         self._mask = self.size - 1
         self._limit = self.size - _SLACK
         row = struct.Struct(f"={WIDTH}q")
         self._stride = row.size
-        self._buffer = bytearray(self.size * self._stride)
+        self.store = None if store is None else store(self.size, self._limit, wake)
+        self._buffer: Any = bytearray(self.size * self._stride) if self.store is None else self.store
         self._view: Rows = np.frombuffer(self._buffer, dtype=np.int64).reshape(self.size, WIDTH)
         self._next = itertools.count().__next__
         self._head = 0  # about where producers are: may lag by the threads that are writing
         self._tail = 0  # first row not yet drained
         self._full = self._limit  # where producers have to stop
         self._stuck = -1
-        self.push = self._pusher(row.pack_into, wake)
+        self.push = self._pusher(row.pack_into, wake) if self.store is None else self.store.push
         """``push(*fields)``, all of :data:`FIELDS` but the number: store a row. False and counted as dropped if there
         is no room."""
+
+    @property
+    def dropped(self) -> int:
+        """Rows for which there was no room, or whose thread never wrote them."""
+        return self._dropped if self.store is None else self._dropped + self.store.dropped()
 
     def _pusher(self, pack: Callable[..., None], wake: Callable[[], object]) -> Callable[..., bool]:
         """A function of fixed values, because looking each of them up would take as long as the rest."""
@@ -74,7 +88,7 @@ class Ring:
 
         def push(*fields: int) -> bool:
             if self._head >= self._full:
-                self.dropped += 1
+                self._dropped += 1
                 return False
             number = take()
             after = number + 1
@@ -97,6 +111,10 @@ class Ring:
         """The next rows that lie side by side and are written, if any."""
         first = self._tail & self._mask
         numbers = self._view[first:, 0]
+        if self.store is not None:
+            self._head = self.store.head()
+            numbers = numbers[: max(self._head - self._tail, 0)].copy()
+            self.store.head()  # as a barrier: no row is read before its number
         expected = np.arange(self._tail + 1, self._tail + 1 + len(numbers))
         missing = np.flatnonzero(numbers != expected)
         count = int(missing[0]) if len(missing) else len(numbers)
@@ -114,10 +132,12 @@ class Ring:
             self._stuck = self._tail
             return None
         self._advance(1)
-        self.dropped += 1
+        self._dropped += 1
         return np.empty((0, WIDTH), np.int64)
 
     def _advance(self, rows: int) -> None:
         self._tail += rows
         self._full = self._tail + self._limit
+        if self.store is not None:
+            self.store.drained(self._tail)
         self._stuck = -1

@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from trimtab.record.clocks import UNKNOWN, DeferredDevice, Device
+from trimtab.record.clocks import UNKNOWN, DeferredDevice, Device, resolve_all
+from trimtab.record.compiled_parts import Parts
 from trimtab.record.complain import failed
 from trimtab.record.files.ring import COLUMN, WIDTH, Ring, Rows
 from trimtab.record.files.rows import Sites
@@ -41,10 +42,12 @@ class Follower(Protocol):
 class Writer:
     """Moves rows from memory to the file until it is stopped or something fails; then it steps aside."""
 
-    def __init__(self, ring_events: int, flush_seconds: float, storage: Storage, device: Device) -> None:
-        """Nothing runs before :meth:`start`."""
+    def __init__(
+        self, ring_events: int, flush_seconds: float, storage: Storage, device: Device, parts: Parts | None = None
+    ) -> None:
+        """Nothing runs before :meth:`start`. ``parts`` are the compiled ones."""
         self._wakes: SimpleQueue[None] = SimpleQueue()  # its put may be interrupted by itself, an Event's set may not
-        self.ring = Ring(ring_events, self.wake)
+        self.ring = Ring(ring_events, self.wake, None if parts is None else parts.Store)
         self.sites = Sites()
         self.args: dict[int, str] = {}
         """JSON text of events that have args, by event id; set before the row is pushed."""
@@ -181,15 +184,9 @@ class Writer:
             self._descriptions.put({"anchors": anchors})
         rows = np.concatenate([self._waiting, rows])
         times = rows[:, _TIMES]
-        open_marks = False
-        for row, column in np.argwhere(times < UNKNOWN):
-            resolved = self._device.resolve(int(times[row, column]))
-            if resolved is None:
-                open_marks = True
-            else:
-                times[row, column] = resolved
-        rows[:, _TIMES] = times
-        if not open_marks:
+        resolve_all(self._device, times)
+        rows[:, _TIMES] = _in_order(times)
+        if not (times < UNKNOWN).any():
             self._waiting = rows[:0]
             return rows
         ready = (times >= UNKNOWN).all(axis=1)
@@ -233,6 +230,17 @@ class Writer:
                     metadata["anchors"] = changed.get("anchors", []) + metadata["anchors"]
                 changed |= metadata
         return changed
+
+
+def _in_order(times: Rows) -> Rows:
+    """``times`` (n x 3: ready, start, end) with no end before what comes first, where all three are resolved.
+
+    The device's times are some microseconds off when told by the host's clock, and an event may have times of both: a
+    message's end is the host's, and the stage that it is for may have become ready for it later, on the device.
+    """
+    known = (times >= UNKNOWN).all(axis=1) & (times[:, -1] > UNKNOWN)
+    times[known, -1] = times[known].max(axis=1)
+    return times
 
 
 def _given_up(rows: Rows) -> Rows:

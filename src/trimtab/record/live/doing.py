@@ -36,7 +36,9 @@ _MOST_RUNS_KEPT: Final = 1024
 class _Group(Protocol):
     label: str
     ranks: tuple[int, ...]
-    collectives: int
+
+    @property
+    def collectives(self) -> int: ...
 
 
 class Communications(Protocol):
