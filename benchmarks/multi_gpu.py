@@ -27,16 +27,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from multi_gpu_part import BENCHMARKS, SOURCE, markdown, nvidia_smi
 
-PARTS = {"recorder": 100.0, "faults": 110.0, "pipeline": 110.0, "fbd": 100.0, "scope": 65.0}
+PARTS = {"recorder": 100.0, "faults": 130.0, "pipeline": 110.0, "fbd": 100.0, "scope": 65.0}
 """Seconds after which a part begins nothing new."""
-LATE = 30.0
+LATE = 20.0
 """Seconds after that in which a part has to end."""
+USUALLY_LATE = 5.0
+"""What is kept back of them for each part that is to come."""
+TOTAL = 515.0
+"""Seconds of all parts together. What one takes more than its own, those after it have less."""
 PACKAGES = ("torch", "megatron-core", "numpy", "pyarrow", "polars", "nvidia-nccl-cu13", "libucx-cu13")
 
 
@@ -49,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small sizes: does it run at all?")
     parser.add_argument("--only", default="", help="pieces of the parts, comma-separated")
     parser.add_argument("--seconds", default="", help="of single parts, as in recorder=60,scope=40")
+    parser.add_argument("--total", type=float, default=TOTAL, help="seconds of all parts together")
     parser.add_argument("--out", type=Path, default=Path("multi-gpu"))
     arguments = parser.parse_args()
     unknown = [name for name in arguments.parts.split(",") if name not in PARTS]
@@ -70,7 +76,7 @@ def machine() -> str:
     return f"{where}; {os.cpu_count()} CPUs; Python {platform.python_version()}; {', '.join(found)}"
 
 
-def run_part(name: str, seconds: float, arguments: argparse.Namespace) -> str:
+def run_part(name: str, seconds: float, late: float, arguments: argparse.Namespace) -> str:
     """The part's process, to its end or to that of its time; how it ended, empty if well."""
     command = [sys.executable, str(BENCHMARKS / f"multi_gpu_{name}.py"), "--device", arguments.device]
     command += ["--gpus", str(arguments.gpus), "--seconds", str(seconds), "--out", str(arguments.out)]
@@ -81,10 +87,10 @@ def run_part(name: str, seconds: float, arguments: argparse.Namespace) -> str:
     with (arguments.out / f"{name}.log").open("wb") as log:
         child = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            code = child.wait(seconds + LATE)
+            code = child.wait(seconds + late)
             return f"ended with {code}" if code else ""
         except subprocess.TimeoutExpired:
-            return f"was not done {LATE:.0f} s after its time, and was ended"
+            return f"was not done {late:.0f} s after its time, and was ended"
         finally:
             _end(child)
 
@@ -121,11 +127,13 @@ def main() -> None:
     head = f"# multi_gpu.py, {time.strftime('%Y-%m-%d')}\n\n{machine()}\n"
     print(head, flush=True)
     results: list[dict[str, Any]] = []
-    for name in arguments.parts.split(","):
+    names, end = arguments.parts.split(","), time.monotonic() + arguments.total
+    for place, name in enumerate(names):
         began = time.monotonic()
+        share, late = shares([seconds[one] for one in names[place:]], end - began)
         found = arguments.out / f"{name}.json"
         found.unlink(missing_ok=True)
-        problem = run_part(name, seconds[name], arguments)
+        problem = run_part(name, share, late, arguments)
         empty: dict[str, Any] = {"part": name, "tables": [], "notes": [], "failures": []}
         result = empty | (json.loads(found.read_text()) if found.exists() else {})
         if problem or not found.exists():
@@ -137,6 +145,13 @@ def main() -> None:
         for failure in result["failures"]:
             print(f"FAILED {name}: {failure}\n", flush=True)
         (arguments.out / "tables.md").write_text(head + "\n" + as_markdown(results))
+
+
+def shares(wanted: Sequence[float], left: float) -> tuple[float, float]:
+    """Seconds of the first of the parts to come, and how much later it has to end; ``left`` is for all of them."""
+    kept = LATE + USUALLY_LATE * (len(wanted) - 1)
+    shortened = min(1.0, max(left - kept, 0.0) / sum(wanted))
+    return wanted[0] * shortened, min(LATE, max(left - wanted[0] * shortened, 0.0))
 
 
 def _pairs(text: str) -> list[tuple[str, str, str]]:

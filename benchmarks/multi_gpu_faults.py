@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mps import multi_process_service
-from multi_gpu_faults_rank import ONSET, SCENARIOS, worker
+from multi_gpu_faults_rank import SCENARIOS, worker
 from multi_gpu_model import ENVIRONMENT
 from multi_gpu_part import SOURCE, Options, Report, part_or_rank
 from multi_gpu_verdicts import alarms, judged, scanned, told_by_watch
@@ -62,8 +62,18 @@ def watchers(folder: Path, names: Sequence[str]) -> Iterator[None]:
                 child.wait()
 
 
-def tables(report: Report, folder: Path, ranks: list[dict[str, Any]], names: Sequence[str]) -> None:
-    """Scan all traces, and compare with the truth."""
+COLUMNS = (
+    "scenario",
+    "truth, on the last rank",
+    "step before / after, ms",
+    "scan, own traces",
+    "scan, torch.profiler traces",
+    "watch",
+)
+
+
+def tables(report: Report, folder: Path, ranks: list[dict[str, Any]], names: Sequence[str], title: str) -> None:
+    """Scan all traces, and compare with the truth. The table is written row by row: the time may be up meanwhile."""
     victim = len(ranks) - 1
     done = [name for name in names if all(name in rank["scenarios"] for rank in ranks)]
     for name in names:
@@ -88,11 +98,10 @@ def tables(report: Report, folder: Path, ranks: list[dict[str, Any]], names: Seq
                 except Exception as error:
                     report.fail(f"faults: scan of {name}/{trace}", repr(error))
                     row.append("failed")
-            row.append(told_by_watch(alarms(folder / name), due, victim, mine["onset_ns"], ONSET))
+            row.append(told_by_watch(alarms(folder / name), due, victim, mine["onset_ns"], mine["onset"]))
             rows.append(row)
+            report.table(title, COLUMNS, rows, grown=True)
             _tell_of(report, folder, name, scans)
-    columns = ["scenario", "truth, on the last rank", "step before / after, ms", "scan, own traces"]
-    report.table("Verdict against truth", [*columns, "scan, torch.profiler traces", "watch"], rows)
 
 
 def _tell_of(report: Report, folder: Path, name: str, scans: dict[tuple[str, str], Any]) -> None:
@@ -129,7 +138,7 @@ def _with_mps(report: Report, folder: Path, plan: dict[str, Any]) -> None:
     if all(ranks):
         times = ", ".join(f"{rank['matmul_ms']:.3f}" for rank in ranks)
         report.note(f"MPS share {MPS_SHARE} %: a bf16 4096^3 product takes {times} ms by rank.")
-        tables(report, folder, ranks, ["mps"])
+        tables(report, folder, ranks, ["mps"], "Verdict against truth, MPS")
 
 
 def run(options: Options) -> Report:
@@ -147,7 +156,7 @@ def run(options: Options) -> Report:
                     command = [__file__, "--worker", json.dumps({**plan, "seconds": seconds})]
                     ranks = report.job("faults", command, timeout=seconds + 30.0, environment=ENVIRONMENT)
                 if all(ranks):
-                    tables(report, folder, ranks, names)
+                    tables(report, folder, ranks, names, "Verdict against truth")
         if options.cuda and report.wants("mps"):
             with report.attempt("faults: mps"):
                 _with_mps(report, folder, plan)

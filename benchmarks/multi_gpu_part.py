@@ -66,8 +66,12 @@ class Report:
     failures: list[str] = field(default_factory=list[str])
     began: float = field(default_factory=time.monotonic)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Keep a table; cells are turned into text as they are."""
+    def table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, grown: bool = False
+    ) -> None:
+        """Keep a table; cells are turned into text as they are. ``grown``: in place of the one of this title."""
+        if grown:
+            self.tables = [table for table in self.tables if table["title"] != title]
         self.tables.append({"title": title, "columns": list(columns), "rows": [[str(x) for x in row] for row in rows]})
         self._write()
 

@@ -5,7 +5,7 @@
 What a rank takes in a step is simulated as a log-normal time around its own level (1 % between ranks), times what all
 ranks have in common (5 % from step to step), and now and then a disturbance that lengthens it by an exponential amount
 (50 % in the mean). The test under benchmark is the one that :class:`trimtab.scan.online.detect.Detector` runs on
-compute times, with the threshold it has there. Prints Markdown tables.
+compute times, with the threshold it has there. Two ranks are a pair that does the same work. Prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.scan.online.peers import LEAST_PEERS
 from trimtab.scan.online.series import Budget, Series
 
 Floats = npt.NDArray[np.float64]
 
-RANKS = (8, 64, 1024)
+RANKS = (2, 8, 64, 1024)
 NOISE = (0.005, 0.01, 0.02, 0.03, 0.06)
 OUTLIERS = (0.0, 0.02, 0.05)
 EFFECTS = (1.05, 1.08, 1.15, 1.3, 2.0)
@@ -59,6 +60,8 @@ class Result(NamedTuple):
     false_runs: int
     delays: dict[float, Floats]
     """For each effect the steps until the rank was named, infinite where it was not."""
+    ever: dict[float, Floats]
+    """The same where the rank is slow from the first step, counted from there."""
     wrong: int
     """Runs with a slow rank in which another was named."""
 
@@ -110,7 +113,8 @@ def logs(case: Case, level: Floats, step: int, random: np.random.Generator) -> F
 
 def begin(case: Case, runs: int, random: np.random.Generator) -> tuple[Series, Floats]:
     """Runs side by side, and the levels of their ranks."""
-    series = Series([np.arange(case.ranks)], False, [Budget()] * runs)
+    everyone, few = np.arange(case.ranks), case.ranks < LEAST_PEERS
+    series = Series([everyone], few, [Budget()] * runs, pairs=[everyone] if case.ranks == 2 else [])
     return series, random.normal(0, BETWEEN_RANKS, (runs, case.ranks))
 
 
@@ -120,11 +124,12 @@ def healthy(case: Case, runs: int, seed: int) -> int:
     series, level = begin(case, runs, random)
     alarmed = np.zeros(runs, bool)
     for step in range(STEPS):
-        alarmed |= series.step(logs(case, level, step, random)).any(axis=1)
+        x = logs(case, level, step, random)
+        alarmed |= series.step(x, x).any(axis=1)  # they do nothing but compute and wait
     return int(alarmed.sum())
 
 
-def slow(case: Case, effect: float, runs: int, seed: int) -> tuple[Floats, int]:
+def slow(case: Case, effect: float, runs: int, seed: int, onset: int = ONSET) -> tuple[Floats, int]:
     """Delays until the slow rank was named (1: with the first slow step), and the runs in which another was."""
     random = np.random.default_rng(seed)
     series, level = begin(case, runs, random)
@@ -132,12 +137,12 @@ def slow(case: Case, effect: float, runs: int, seed: int) -> tuple[Floats, int]:
     wrong = np.zeros(runs, bool)
     for step in range(ONSET + PATIENCE):
         x = logs(case, level, step, random)
-        if step >= ONSET:
+        if step >= onset:
             x[:, 0] += np.log(effect)
-        new = series.step(x)
+        new = series.step(x, x)
         wrong |= new[:, 1:].any(axis=1)
-        if step >= ONSET:
-            delay = np.where(new[:, 0] & np.isinf(delay), step - ONSET + 1, delay)
+        if step >= onset:
+            delay = np.where(new[:, 0] & np.isinf(delay), step - onset + 1, delay)
     return delay, int(wrong.sum())
 
 
@@ -148,15 +153,17 @@ def run(task: tuple[Case, int, int]) -> Result:
     batch = max(1, AT_ONCE // case.ranks)
     false = sum(healthy(case, min(batch, runs - first), seed + first) for first in range(0, runs, batch))
     delays: dict[float, Floats] = {}
+    ever: dict[float, Floats] = {}
     wrong = 0
     for effect in EFFECTS if slow_runs else ():
-        parts = [
-            slow(case, effect, min(batch, slow_runs - first), seed + 7919 + first)
-            for first in range(0, slow_runs, batch)
-        ]
-        delays[effect] = np.concatenate([delay for delay, _ in parts])
-        wrong += sum(count for _, count in parts)
-    return Result(case, runs, false, delays, wrong)
+        for onset, found in ((ONSET, delays), (0, ever)):
+            parts = [
+                slow(case, effect, min(batch, slow_runs - first), seed + 7919 + first, onset)
+                for first in range(0, slow_runs, batch)
+            ]
+            found[effect] = np.concatenate([delay for delay, _ in parts])
+            wrong += sum(count for _, count in parts)
+    return Result(case, runs, false, delays, ever, wrong)
 
 
 def told(delays: Floats) -> str:
@@ -182,6 +189,16 @@ def table(results: list[Result]) -> None:
         )
 
 
+def table_of_ever(results: list[Result]) -> None:
+    """Ranks that are slow from the start."""
+    print("\n| ranks | noise | outliers | " + " | ".join(f"{effect:g}x" for effect in EFFECTS) + " |")
+    print("|---|---|---|" + "---|" * len(EFFECTS))
+    for result in results:
+        case = result.case
+        cells = " | ".join(told(result.ever[effect]) for effect in EFFECTS)
+        print(f"| {case.ranks} | {100 * case.noise:g} % | {100 * case.outliers:g} % | {cells} |")
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -190,7 +207,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=RANKS)
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    share = dict.fromkeys(RANKS, 1.0) if arguments.full else {8: 1.0, 64: 0.4, 1024: 0.025}
+    share = dict.fromkeys(RANKS, 1.0) if arguments.full else {2: 1.0, 8: 1.0, 64: 0.4, 1024: 0.025}
 
     def runs(ranks: int) -> int:
         return max(1, int(arguments.runs * share.get(ranks, 0.1)))
@@ -203,11 +220,12 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         results = pool.map(run, tasks, chunksize=1)
     table(results[: len(cases)])
+    table_of_ever(results[: len(cases)])
     print("\n| ranks | 2 % noise, and | healthy runs with an alarm |\n|---|---|---|")
     for result in results[len(cases) :]:
         print(f"| {result.case.ranks} | {result.case.shape} | {result.false_runs} of {result.runs} |")
     wrong = sum(result.wrong for result in results)
-    slow_runs = sum(len(delays) for result in results for delays in result.delays.values())
+    slow_runs = sum(len(one) for r in results for found in (r.delays, r.ever) for one in found.values())
     false, healthy_runs = sum(r.false_runs for r in results), sum(r.runs for r in results)
     print(f"\nAlarms in {false} of {healthy_runs} healthy runs; a rank that was not slow was named in {wrong} of")
     print(f"{slow_runs} runs of {ONSET + PATIENCE} steps with a slow one. {time.perf_counter() - started:.0f} s.")

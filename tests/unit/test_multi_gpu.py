@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from multi_gpu import LATE, PARTS, TOTAL, shares
+from multi_gpu_faults_rank import ONSET, SCENARIOS, STEPS
 from multi_gpu_model import BILLION, Layout
 from multi_gpu_part import JobError, Options, Report, markdown, run_job
 from multi_gpu_recorder import layouts
@@ -59,6 +61,10 @@ def test_a_report_is_on_disk_after_each_table_and_failure(tmp_path: Path, capsys
     kept: dict[str, Any] = json.loads((tmp_path / "some.json").read_text())
     assert markdown(kept["tables"][0]).endswith("| x | y |\n|---|---|\n| 1 | two |\n")
     assert "went wrong" in kept["failures"][0]
+    for rows in ([[2]], [[2], [3]]):
+        report.table("it grows", ["x"], rows, grown=True)
+    kept = json.loads((tmp_path / "some.json").read_text())
+    assert [table["rows"] for table in kept["tables"]] == [[["1", "two"]], [["2"], ["3"]]]
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -112,6 +118,28 @@ def test_the_delay_of_an_alarm_counts_from_the_fault(tmp_path: Path) -> None:
         "also slow_rank (1 before the onset)"
     )
     assert told_by_watch([], "", 1, 0, 54) == "no alarm"
+
+
+def test_an_alarm_of_a_fault_that_was_always_there_is_not_early() -> None:
+    said = [alarm("slow_rank", 1, 51, 106.0)]
+    assert told_by_watch(said, "slow_rank", 1, 100 * SECOND_NS, 0) == "slow_rank: step 52 of the fault, 6.00 s"
+
+
+@pytest.mark.parametrize("late", [0.0, 4.0, LATE], ids=["in time", "a little late", "as late as may be"])
+def test_all_parts_together_keep_to_their_time_however_late_each_is(late: float) -> None:
+    left, names = TOTAL, list(PARTS)
+    for place, name in enumerate(names):
+        seconds, grace = shares([PARTS[one] for one in names[place:]], left)
+        assert seconds > 0.5 * PARTS[name], "a part comes to something even if those before it were late"
+        left -= seconds + min(late, grace)
+    assert left >= -1e-6
+    assert TOTAL < 9 * 60 - 20  # to end the last one takes as long
+
+
+def test_the_faults_that_were_never_measured_come_first_and_watch_has_learned_before_them() -> None:
+    assert SCENARIOS[0].name == "collective"
+    assert [one.name for one in SCENARIOS if one.mps] == [SCENARIOS[-1].name], "a job of its own, after the others"
+    assert 50 < ONSET < STEPS - 10
 
 
 def test_layouts_fit_their_worlds_and_the_model_is_large_enough() -> None:

@@ -87,6 +87,52 @@ def test_few_ranks(ranks):
     assert [alarm.ranks for alarm in raised(changes)] == [(1,)]
 
 
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (4, 2), (6, 3)])
+@pytest.mark.parametrize("factor", [1.15, 1.4])
+def test_of_two_peers_the_one_that_is_slow_from_the_start_is_named(ranks, stages, factor):
+    job = Job(ranks=ranks, stages=stages, noise=0.01, disturb=slow(1, factor, first=0))
+    _, changes = watch(job, ONSET)
+    (alarm,) = raised(changes)
+    assert (alarm.kind, alarm.ranks) == (FindingKind.SLOW_RANK, (1,))
+    assert alarm.ratio == pytest.approx(factor, rel=0.05)
+    assert alarm.step <= 2 + 48 + 5
+
+
+def test_of_two_peers_the_alarm_ends_when_the_slow_one_is_as_fast_as_the_other():
+    _, changes = watch(Job(ranks=2, noise=0.01, disturb=slow(1, 1.4, first=0, last=ONSET)), ONSET + 40)
+    assert [(change.alarm.ranks, change.over) for change in changes] == [((1,), False), ((1,), True)]
+
+
+def test_of_two_peers_neither_is_slow_if_none_waits_for_the_other():
+    """One computes longer, the other reads data meanwhile; from the start, so that may be how the job is."""
+
+    def disturb(rank, step, took):
+        took["compute" if rank == 1 else "data"] += 60e6
+
+    _, changes = watch(Job(ranks=2, noise=0.01, disturb=disturb), ONSET + 60)
+    assert raised(changes) == []
+
+
+def test_two_ranks_of_which_nobody_knows_whether_they_are_peers_are_not_compared():
+    detector, job = Detector(2), Job(ranks=2, noise=0.01, disturb=slow(1, 1.4, first=0))
+    for number in range(ONSET + 30):
+        for summary in job.step(number):
+            assert detector.add(replace(summary, coordinates=None)) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("first", [0, ONSET])
+def test_what_is_not_recorded_takes_longer_on_a_slow_device_and_is_no_stall(ranks, first):
+    def disturb(rank, step, took):
+        took["rest"] += 60e6
+        if rank == 1 and step >= first:
+            took["compute"] *= 1.5
+            took["rest"] *= 1.5
+
+    _, changes = watch(Job(ranks=ranks, noise=0.01, disturb=disturb), ONSET + 30)
+    assert {(alarm.kind, alarm.ranks) for alarm in raised(changes)} == {(FindingKind.SLOW_RANK, (1,))}
+
+
 def test_one_rank_alone_is_compared_with_its_past():
     _, changes = watch(Job(ranks=1, noise=0.01, disturb=slow(0, 1.6)), ONSET + 20)
     assert {alarm.kind for alarm in raised(changes)} <= {FindingKind.SLOW_RANK, FindingKind.GLOBAL_SLOWDOWN}

@@ -11,7 +11,7 @@ from trimtab.scan.arrays import Floats, Ints
 from trimtab.scan.candidates import Candidate, Context, describe_ranks, describe_steps
 from trimtab.scan.causes.hiccups import hiccup_share, rotating
 from trimtab.scan.causes.workload import Workload
-from trimtab.scan.measure import others
+from trimtab.scan.measure import COMPUTE_CODES, others
 from trimtab.scan.model import FindingKind, Pattern
 from trimtab.scan.stats import LEAST_OUTSIDE, Noise, Stretch, noise, stretches
 from trimtab.scan.table import CODE
@@ -20,6 +20,7 @@ LEAST_NOISE = 5e-4
 """Floor for the noise of host time, as a share of the step time."""
 USUAL_NOISE = 0.01
 """Noise of host time on a sound machine, as a share of the step time."""
+_LEAST_EXPLAINED_S = 1e-4
 RARE = 0.5
 """What concerns less than this share of the steps between its first and last is called transient."""
 
@@ -32,7 +33,8 @@ def host_cause(kind: FindingKind, work: Kind, words: str) -> Callable[[Context, 
         measures = context.measures
         seconds = measures.of((CODE[work],))
         alone = measures.peers.alone
-        reference = np.where(alone[:, None], _anybody(seconds), others(seconds, measures.peers.group))
+        peers = np.where(alone[:, None], _anybody(seconds), others(seconds, measures.peers.group))
+        reference = peers * (_slower_device(context) if kind == FindingKind.HOST_STALL else 1.0)
         x = (seconds - reference) / measures.step_s
         scale = noise(x, LEAST_NOISE, USUAL_NOISE)
         found = stretches(x, scale)
@@ -40,14 +42,33 @@ def host_cause(kind: FindingKind, work: Kind, words: str) -> Callable[[Context, 
         for rank, stretch in enumerate(found):
             if stretch is not None and context.bound(stretch, scale, len(found)) > 0:
                 if alone[rank]:
-                    reference[rank] = np.maximum(reference[rank], _before_and_after(seconds[rank], stretch))
-                out.append(_host_candidate(context, kind, work, words, rank, stretch, scale, seconds, reference))
+                    before = _before_and_after(seconds[rank], stretch)
+                    peers[rank], reference[rank] = (np.maximum(x[rank], before) for x in (peers, reference))
+                out.append(_host_candidate(context, kind, work, words, rank, stretch, scale, seconds, reference, peers))
         out += rotating(context, kind, x, scale, out, (CODE[work],))
         if not out and kind != FindingKind.HOST_STALL:
             out += _everywhere(context, kind, work, words)
         return out
 
     return cause
+
+
+def _slower_device(context: Context) -> Floats:
+    """How many times as long as its peers, or as usual, a rank computes (ranks x steps), at least once.
+
+    Spans do not cover all that a device does: losses, norms and copies between layers are recorded by nobody, and look
+    like time in which the host lets it idle. On a slower device they take longer, too, so that much is no stall.
+    Kernels show what is idle and what is not.
+    """
+    measures = context.measures
+    if context.kernels is not None:
+        return np.ones(measures.shape)
+    compute = measures.of(COMPUTE_CODES)
+    usual = np.median(compute, axis=1, keepdims=True)
+    usual = np.where(measures.peers.alone[:, None], usual, others(compute, measures.peers.group))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = compute / usual
+    return np.where(np.isfinite(ratio), np.maximum(ratio, 1.0), 1.0)
 
 
 def _anybody(seconds: Floats) -> Floats:
@@ -81,10 +102,12 @@ def _host_candidate(
     scale: Noise,
     seconds: Floats,
     reference: Floats,
+    peers: Floats,
 ) -> Candidate:
+    """``reference`` is what the ``peers`` take and what else is no stall (all ranks x steps)."""
     measures = context.measures
     steps = slice(stretch.first, stretch.last + 1)
-    mine, usual = float(seconds[rank, steps].mean()), float(reference[rank, steps].mean())
+    mine, usual, theirs = (float(x[rank, steps].mean()) for x in (seconds, reference, peers))
     pieces = np.flatnonzero(
         measures.mask((CODE[work],))
         & (measures.pieces.rank == rank)
@@ -106,8 +129,9 @@ def _host_candidate(
         last=stretch.last,
         ops=(work.value,),
         evidence=(
-            f"{words} takes {mine * 1e3:.1f} ms a step against {usual * 1e3:.1f} ms on its peers, "
+            f"{words} takes {mine * 1e3:.1f} ms a step against {theirs * 1e3:.1f} ms on its peers, "
             f"{describe_steps(context, stretch.first, stretch.last)}",
+            *_explained(kind, usual - theirs),
             *_gaps(context, kind, pieces, stretch.length),
             *_names(context, pieces),
         ),
@@ -117,6 +141,13 @@ def _host_candidate(
         pattern=Pattern.TRANSIENT if count < RARE * stretch.length else None,
         least_share=_least_share(context, rank, stretch, count),
     )
+
+
+def _explained(kind: FindingKind, seconds: float) -> list[str]:
+    """What of a stall is none."""
+    if kind != FindingKind.HOST_STALL or seconds < _LEAST_EXPLAINED_S:
+        return []
+    return [f"{seconds * 1e3:.1f} ms of it go with its slower device, and are not counted"]
 
 
 def _gaps(context: Context, kind: FindingKind, pieces: Ints, steps: int) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from trimtab.scan.model import FindingKind
 from trimtab.scan.online.alarm import Alarm
 from trimtab.scan.online.assemble import COMPUTE, DATA, DURATION, GC, REST, WAIT, Assembly, Step
-from trimtab.scan.online.peers import LEAST_PEERS
+from trimtab.scan.online.peers import LEAST_PEERS, others_median
 from trimtab.scan.online.sequential import Bools, Floats, Ints
 from trimtab.scan.online.series import LEAST_NOISE, Budget, Series
 from trimtab.scan.online.summary import RankSummary
@@ -81,6 +81,7 @@ class Detector:
         self.history: deque[Seen] = deque(maxlen=HISTORY)
         self.hosts: dict[int, str] = {}
         self.stages: Ints = np.zeros(world_size, np.int64)
+        self._placed: Bools = np.zeros(world_size, bool)
         self.dropped: Ints = np.zeros(world_size, np.int64)
         self.last_steps: Floats = np.full((world_size, REST + 1), np.nan)
         """Times of the last judged step, nanoseconds."""
@@ -119,9 +120,11 @@ class Detector:
         self.dropped[rank] = summary.dropped_events
         self._clocks[rank] = np.nan if summary.sm_clock_mhz is None else summary.sm_clock_mhz
         self._loads[rank] = np.nan if summary.load is None else summary.load
-        if summary.coordinates is not None and summary.coordinates.pp != self.stages[rank]:
-            self.stages[rank] = summary.coordinates.pp
-            self._series = None  # other peers: learn anew
+        if summary.coordinates is not None:
+            stage = summary.coordinates.pp
+            if stage != self.stages[rank] or not self._placed[rank]:
+                self._series = None  # other peers: learn anew
+            self.stages[rank], self._placed[rank] = stage, True
         self._assembly.add(summary)
         return self._judge(self._assembly.take())
 
@@ -149,7 +152,9 @@ class Detector:
         series = self._series
         known = np.isfinite(self.step_ns)
         self.step_ns = self.step_ns + _STEP_MEMORY * (duration - self.step_ns) if known else duration
-        began = series.step(np.stack([self._quantity(watched, step.times) for watched in _WATCHED]))
+        quantities = np.stack([self._quantity(watched, step.times) for watched in _WATCHED])
+        own = np.maximum(step.times[:, DURATION] - step.times[:, WAIT], 1.0)
+        began = series.step(quantities, np.broadcast_to(np.log(own), quantities.shape))
         most = np.fmax.reduce(series.excess)  # NaN where all are
         self.history.append(Seen(step.number, duration * 1e-9, most))
         changes = self._ended(series.alarmed, step.number)
@@ -161,23 +166,37 @@ class Detector:
         """Learn what is usual, from now on: for the ranks, and for the job as a whole."""
         groups = [np.flatnonzero(self.stages == stage) for stage in np.unique(self.stages)]
         own_past = min(map(len, groups)) < LEAST_PEERS
+        pairs = [members for members in groups if len(members) == 2 and own_past and self._placed.all()]
         if own_past:
             groups = [np.arange(self.world_size)]
         self._active = []
         budgets = [Budget(watched.probability) for watched in _WATCHED]
         noise = [LEAST_NOISE if watched.column == COMPUTE else _SHARE_NOISE for watched in _WATCHED]
         whole = Series([np.arange(1)], True, [Budget(_WHOLE_PROBABILITY)])
-        return Series(groups, own_past, budgets, noise), whole
+        return Series(groups, own_past, budgets, noise, pairs), whole
 
     def _quantity(self, watched: _Watched, times: Floats) -> Floats:
         """What is watched, of each rank: a log for times that are never nothing, a share of the step for others."""
         if watched.column != COMPUTE:
-            return np.log1p(times[:, watched.column] / self.step_ns)
+            took = times[:, watched.column]
+            return np.log1p((self._unexplained_rest(times) if watched.column == REST else took) / self.step_ns)
         compute = times[:, COMPUTE]
         if not np.nanmax(compute, initial=0.0) > 0:  # steps and communication only are recorded
             compute = times[:, DURATION] - times[:, WAIT]
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(compute > 0, np.log(compute), np.nan)
+
+    def _unexplained_rest(self, times: Floats) -> Floats:
+        """Without what goes with a slower device: what is not recorded looks like rest, and takes longer there, too."""
+        rest = times[:, REST].copy()
+        for stage in np.unique(self.stages):
+            members = np.flatnonzero(self.stages == stage)
+            compute = times[members, COMPUTE]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                slower = compute / others_median(compute[None])[0] - 1
+            slower = np.where(np.isfinite(slower), np.clip(slower, 0.0, None), 0.0)
+            rest[members] -= slower * others_median(rest[None, members])[0]
+        return np.maximum(rest, 0.0)
 
     def _raise(self, watched: _Watched, row: int, new: Bools, step: Step) -> list[Change]:
         """Alarms of one kind: one for each host on which ranks began to stand out."""

@@ -7,14 +7,17 @@ so that a slow rank does not excuse itself, however small the group. All arrays 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from trimtab.scan.online.sequential import Floats, Ints
+from trimtab.scan.online.sequential import Bools, Floats, Ints
 
 LEAST_PEERS: Final = 3
 """Smaller groups are compared by their own past, and with the rest of the job."""
+_BORNE_OUT: Final = 0.03
+"""Log ratio of the times that two ranks take themselves from which on the longer one is the slower."""
 _LEAST_BAND: Final = 0.04
 _BAND_SPREADS: Final = 4.0
 """How far a rank may stand off its peers for good: a log ratio, and in robust standard deviations between ranks."""
@@ -57,16 +60,21 @@ def others_median(values: Floats) -> Floats:
 class Levels:
     """Levels of the ranks in each of their groups, followed slowly."""
 
-    def __init__(self, groups: list[Ints], own_past: bool) -> None:
-        """``groups`` hold the places of their ranks; where ``own_past`` is true, ranks of a group are no peers."""
+    def __init__(self, groups: list[Ints], own_past: bool, pairs: Sequence[Ints] = ()) -> None:
+        """``groups`` hold the places of their ranks; where ``own_past`` is true, ranks of a group are no peers, but for
+        the ``pairs`` among them, which do the same work."""
         self._groups = groups
         self._own_past = own_past
+        self._pairs = pairs
         self._level: Floats = np.zeros((0, 0))
         self._low: Floats = np.zeros((0, 0))
         self._high: Floats = np.zeros((0, 0))
 
-    def learn(self, logs: Floats) -> Floats:
-        """Levels from the first steps ``logs`` (steps x jobs x ranks); returns the excesses in these (same shape)."""
+    def learn(self, logs: Floats, own: Floats | None = None) -> Floats:
+        """Levels from the first steps ``logs`` (steps x jobs x ranks); returns the excesses in these (same shape).
+
+        ``own`` are logarithms of what the ranks took themselves in these steps, without waiting for others.
+        """
         level = np.zeros(logs.shape[1:])
         self._low, self._high = np.full_like(level, -np.inf), np.full_like(level, np.inf)
         for members in self._groups:
@@ -78,6 +86,9 @@ class Levels:
                 mine = self._within_band(mine, members)
             level[:, members] = mine
         self._level = np.where(np.isfinite(level), level, 0.0)
+        if own is not None:
+            for pair in self._pairs:
+                self._within_pair(pair, own)
         return np.stack([self.excess(step) for step in logs])
 
     def _within_band(self, mine: Floats, members: Ints) -> Floats:
@@ -87,6 +98,19 @@ class Levels:
         band = np.maximum(_BAND_SPREADS * spread, _LEAST_BAND)
         self._low[:, members], self._high[:, members] = centre - band, centre + band
         return np.clip(mine, centre - band, centre + band)
+
+    def _within_pair(self, pair: Ints, own: Floats) -> None:
+        """Of two ranks that do the same work one that stands off the other from the start is not excused by that, if
+        the other waits for it: between two the difference alone does not tell whose it is, or whether it costs time."""
+        mine = self._level[:, pair]
+        longer = median(own[:, :, pair[0]] - own[:, :, pair[1]], 0)[0]
+        apart = mine[:, 0] - mine[:, 1]
+        far: Bools = (np.abs(apart) > 2 * _LEAST_BAND) & (np.sign(apart) * longer > _BORNE_OUT)  # not where unknown
+        other = mine[:, ::-1]
+        stands_off: Bools = far[:, None] & (mine > other)
+        self._level[:, pair] = np.where(stands_off, other, mine)
+        self._low[:, pair] = np.where(stands_off, other - _LEAST_BAND, self._low[:, pair])
+        self._high[:, pair] = np.where(stands_off, other + _LEAST_BAND, self._high[:, pair])
 
     def excess(self, logs: Floats) -> Floats:
         """Of one step (jobs x ranks), log ratios; NaN where a rank did not say."""

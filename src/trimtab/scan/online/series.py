@@ -58,13 +58,15 @@ class Series:
         own_past: bool,
         budgets: Sequence[Budget],
         least_noise: Sequence[float] | None = None,
+        pairs: Sequence[Ints] = (),
     ) -> None:
-        """``groups`` are places of ranks that are compared; where ``own_past``, each with its own past, too.
+        """``groups`` are places of ranks that are compared; where ``own_past``, each with its own past, too. Of them
+        ``pairs`` do the same work, and are compared with each other from the start.
 
         There is a budget, and a smallest noise that is believed in (:data:`LEAST_NOISE`), for each job.
         """
         jobs, ranks = len(budgets), sum(len(members) for members in groups)
-        self._levels = Levels(groups, own_past)
+        self._levels = Levels(groups, own_past, pairs)
         self._pool = Pool(jobs, ranks)
         self._tests = Tests(jobs, ranks)
         self._limits = tuple(
@@ -72,7 +74,7 @@ class Series:
             for share in (budgets[0].lasting, budgets[0].slight, budgets[0].repeated)
         )
         self._least_noise = np.array([[least] for least in least_noise or [LEAST_NOISE] * jobs])
-        self._learning: list[Floats] = []
+        self._learning: list[tuple[Floats, Floats]] = []
         self._needed = min(max(LEAST_LEARNED, -(-_LEARNED_SAMPLES // ranks)), MOST_LEARNED)
         self._typical: Floats = np.full((jobs, ranks), np.nan)
         self._quiet: Floats = np.zeros((jobs, ranks))
@@ -99,10 +101,13 @@ class Series:
         """Standard deviation of a rank's excess from step to step (jobs x ranks)."""
         return np.maximum(_MEDIAN_TO_SIGMA * self._typical, self._least_noise)
 
-    def step(self, logs: Floats) -> Bools:
-        """Take in one step: logarithms, NaN where a rank did not say. Returns who began to stand out."""
+    def step(self, logs: Floats, own: Floats | None = None) -> Bools:
+        """Take in one step: logarithms, NaN where a rank did not say. Returns who began to stand out.
+
+        ``own`` are logarithms of what each rank took itself, without waiting for others; pairs need them.
+        """
         if self._needed:
-            self._learn(logs)
+            self._learn(logs, np.full_like(logs, np.nan) if own is None else own)
             return np.zeros_like(self.alarmed)
         y = self._levels.excess(logs)
         known = np.isfinite(y)
@@ -128,11 +133,11 @@ class Series:
         self._follow(np.where(known, y, 0.0), quiet & known)
         return new
 
-    def _learn(self, logs: Floats) -> None:
-        self._learning.append(logs)
+    def _learn(self, logs: Floats, own: Floats) -> None:
+        self._learning.append((logs, own))
         if len(self._learning) < self._needed:
             return
-        y = self._levels.learn(np.stack(self._learning))
+        y = self._levels.learn(*(np.stack(part) for part in zip(*self._learning, strict=True)))
         known = np.isfinite(y)
         usual = median(y, 0)[0]
         size = np.abs(y - usual)
