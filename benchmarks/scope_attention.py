@@ -11,13 +11,17 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from trimtab.scope.device.attention import AttentionState, measure_attention
+from trimtab.scope.device.attention import AttentionState, fused, measure_attention
+from trimtab.scope.device.attention.tiling import Tiling
 from trimtab.scope.subscription import Subscription
 from trimtab.scope.taps.points import AttentionInput
+
+PATIENCE = 60.0
 
 
 def _naive(inputs: AttentionInput) -> torch.Tensor:
@@ -29,6 +33,23 @@ def _naive(inputs: AttentionInput) -> torch.Tensor:
     chance = torch.softmax(found, -1)
     edge = size // 64
     return chance.view(1, -1, 64, edge, 64, edge).mean((3, 5))
+
+
+def _by_operators(inputs: AttentionInput, subscription: Subscription, state: AttentionState) -> object:
+    """As long as there are no kernels."""
+    with mock.patch.object(fused, "fits", return_value=False):
+        return measure_attention(inputs, subscription, state)
+
+
+def _compiled(inputs: AttentionInput) -> bool:
+    """Wait for the kernels; whether they are there."""
+    if not fused.fits(inputs):
+        return False
+    shape = fused.shape_of(inputs, Tiling(inputs.q.shape[2], inputs.k.shape[2], (64, 64), runs=1))
+    until = time.monotonic() + PATIENCE
+    while not fused.ready(inputs, shape) and time.monotonic() < until:
+        time.sleep(0.1)
+    return fused.ready(inputs, shape)
 
 
 def _timed(what: Callable[[], object], cuda: bool) -> float:
@@ -62,8 +83,10 @@ def main() -> None:
     all_heads, one_head = (Subscription("**", "attention", heads=heads) for heads in (None, (0,)))
     few_rows = Subscription("**", "attention", parameters={"rows": list(range(0, said.tokens, said.tokens // 8))})
     state = AttentionState()
+    kernels = cuda and _compiled(inputs)
     tasks: dict[str, Callable[[], object]] = {
         "all heads": lambda: measure_attention(inputs, all_heads, state),
+        "all heads, by operators": lambda: _by_operators(inputs, all_heads, state),
         "one head": lambda: measure_attention(inputs, one_head, state),
         "8 rows, all heads": lambda: measure_attention(inputs, few_rows, state),
         "whole matrix in torch": lambda: _naive(inputs),
@@ -71,6 +94,7 @@ def main() -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in tasks}
     peaks: dict[str, int] = {}
+    before = 0
     for run in range(said.runs + 1):
         for name, task in tasks.items():
             if cuda:
@@ -81,9 +105,8 @@ def main() -> None:
                 peaks[name] = torch.cuda.max_memory_allocated() - before
             if run:
                 times[name].append(taken)
-    print(
-        f"{device}, torch {torch.__version__}: {said.heads} heads in {said.groups} groups, {said.tokens} tokens, bf16"
-    )
+    said_of = f"{said.heads} heads in {said.groups} groups, {said.tokens} tokens, bf16"
+    print(f"{device}, torch {torch.__version__}, {'kernels' if kernels else 'no kernels'}: {said_of}")
     for name, found in times.items():
         memory = f", {peaks[name] / 2**20:.0f} MiB" if cuda else ""
         print(f"{name}: {statistics.median(found):.2f} ms (of {len(found)}, most {max(found):.2f}){memory}")

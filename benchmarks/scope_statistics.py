@@ -27,6 +27,7 @@ from trimtab.scope.device import cuda, native, tiles
 from trimtab.scope.device.eager import measure_eagerly
 from trimtab.scope.device.pca import Components
 from trimtab.scope.device.statistics import warm_up
+from trimtab.scope.device.workspace import Workspace
 
 Way = Callable[[], object]
 FIELDS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -174,7 +175,9 @@ def other_table(rounds: int, device: str, timer: Callable[[Way], float]) -> None
 
 def gpu_ways(x: Tensor) -> dict[str, Way]:
     """A copy, the kernel without and with a histogram, and a reduction for each statistic."""
-    workspace, other = cuda.Workspace(x), torch.empty_like(x)
+    workspace, other = Workspace(x.device), torch.empty_like(x)
+    for histogram in (False, True):
+        warm_up(x.device, x.dtype, histogram)
     ways: dict[str, Way] = {
         "copy": lambda: other.copy_(x),
         "vector": lambda: cuda.measure(x, False, workspace),

@@ -11,9 +11,11 @@ from tests.unit.scope_tensors import DTYPES, check, tensors
 
 from trimtab.scope import vector as v
 from trimtab.scope.device import cuda, tiles
+from trimtab.scope.device.layout import MOST_DIMENSIONS, collapse
 from trimtab.scope.device.measure import MeasureState, measure, warm
 from trimtab.scope.device.pca import Components
 from trimtab.scope.device.statistics import Statistician, warm_up
+from trimtab.scope.device.workspace import RESULTS, Workspace
 from trimtab.scope.subscription import Subscription
 
 CUDA = torch.device("cuda", 0)
@@ -34,12 +36,13 @@ def no_sync() -> Iterator[None]:
 def test_kernels_agree_with_float64(dtype: torch.dtype) -> None:
     for name, x in tensors(dtype, 50_000):
         on_card = x.to(CUDA) if x.is_contiguous() else strided(x)
-        if len(cuda.collapse(on_card).sizes) > cuda.MOST_DIMENSIONS:
+        if len(collapse(on_card).sizes) > MOST_DIMENSIONS:
             continue
-        workspace = cuda.Workspace(on_card)
+        workspace = Workspace(CUDA)
         for histogram in (True, False, True):
             check(name, cuda.measure(on_card, histogram, workspace), x, 2e-6)
         assert not workspace.histogram.any()
+        assert not workspace.done.any()
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:
@@ -51,8 +54,7 @@ def strided(x: torch.Tensor) -> torch.Tensor:
 def test_large_tensors_and_the_same_bits_each_time() -> None:
     x = torch.randn(1 << 26, device=CUDA, generator=torch.Generator(CUDA).manual_seed(1)).to(torch.bfloat16)
     x[12345] = torch.nan
-    workspace = cuda.Workspace(x)
-    assert workspace.programs <= cuda.MOST_PROGRAMS
+    workspace = Workspace(CUDA)
     first = cuda.measure(x, True, workspace)
     check("large", first, x, 2e-6)
     for _ in range(5):
@@ -65,7 +67,7 @@ def test_large_tensors_and_the_same_bits_each_time() -> None:
 
 def test_shards_merge_to_the_whole() -> None:
     x = (torch.randn(256, 4096, device=CUDA) + torch.linspace(0, 300, 256, device=CUDA)[:, None]).to(torch.bfloat16)
-    parts = [cuda.measure(part, False, cuda.Workspace(part)) for part in x.chunk(4, dim=1)]
+    parts = [cuda.measure(part, False, Workspace(CUDA)) for part in x.chunk(4, dim=1)]
     merged = v.derive(*v.merge([p.vector.cpu().numpy() for p in parts], [float(p.shift) for p in parts]))
     whole = v.derive(v.vector_of(x.double().cpu().numpy(), 150.0), 150.0)
     for name, value in whole.as_dict().items():
@@ -80,6 +82,36 @@ def test_until_compiled_operators_measure_and_then_the_kernel() -> None:
     warm_up(torch.device("cuda"), torch.float16, True)
     assert cuda.usable(x, True)
     check("after", Statistician().measure(x, True), x, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_launch_by_its_handle_is_the_same_as_tritons(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for histogram in (False, True):
+        warm_up(CUDA, dtype, histogram)
+        launches = cuda.readiness(CUDA, dtype, histogram).launches
+        assert set(launches) == {0, 1, cuda.GROUP}, "this release of Triton is not in launch.TESTED"
+        for name, x in tensors(dtype, 70_000):
+            on_card = x.to(CUDA) if x.is_contiguous() else strided(x)
+            if not cuda.usable(on_card, histogram):
+                continue
+            found = cuda.measure(on_card, histogram)
+            check(name, found, x, 2e-6)
+            with monkeypatch.context() as patched:
+                patched.setattr(cuda, "INT32", 0)
+                expected = cuda.measure(on_card, histogram)
+            assert torch.equal(found.vector, expected.vector), name
+            assert torch.equal(found.shift, expected.shift), name
+
+
+def test_results_lie_side_by_side_and_are_left_alone() -> None:
+    warm_up(CUDA, torch.bfloat16, False)
+    statistician = Statistician()
+    x = torch.ones(1 << 12, device=CUDA, dtype=torch.bfloat16)
+    found = [statistician.measure(x * number) for number in range(3 * RESULTS)]
+    assert [float(one.vector[v.SUM] + one.shift * (1 << 12)) for one in found] == [
+        float(number << 12) for number in range(3 * RESULTS)
+    ]
+    assert len({one.vector.untyped_storage().data_ptr() for one in found}) <= 4
 
 
 @pytest.mark.parametrize("what", ["statistics", "histogram", "tiles", "rows", "tokens", "raw", "pca"])

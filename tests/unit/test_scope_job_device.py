@@ -17,7 +17,7 @@ from hypothesis import strategies as st  # noqa: E402
 from scope_job_fakes import FakeAccelerator, FakePoint, Rank, make_rank  # noqa: E402
 
 from trimtab.scope.frame import Frame, decode_all  # noqa: E402
-from trimtab.scope.job.device import Cuda  # noqa: E402
+from trimtab.scope.job.device import FIRST_BYTES, Cuda  # noqa: E402
 from trimtab.scope.job.outbox import Outbox, Sample  # noqa: E402
 from trimtab.scope.job.sampling import Source  # noqa: E402
 from trimtab.scope.job.sending import Sender, frames  # noqa: E402
@@ -136,6 +136,53 @@ def test_more_than_the_pinned_memory_holds_goes_in_turns_and_what_never_fits_is_
     assert seen == list(range(10))
     assert sender.dropped == 1
     assert device.allocated == [64]
+
+
+def test_what_lies_side_by_side_is_one_copy() -> None:
+    rank, point, device, sender = on_device()
+    rank.board.step_begin(0)
+    (sampler,) = rank.board.subscriptions["s1"].samplers.values()
+    slab = torch.zeros(6, 14, dtype=torch.float64)
+    rows = iter(range(6))
+
+    def measure(x: Any, subscription: Any, state: Any) -> dict[str, Any]:
+        row = next(rows)
+        slab[row] = torch.arange(14, dtype=torch.float64) + x.sum()
+        return {"vector": slab[row, :11], "shift": slab[row, 12:13], "other": x.to(torch.bfloat16).t()}
+
+    sampler.measure = measure
+    for number in range(6):
+        if number == 3:
+            next(rows)  # of somebody else
+        if number < 5:
+            point.deliver(torch.full((2, 3), float(number)), Moment(0, number))
+    device.run()
+    before = len(device.queue)
+    send(sender)
+    assert len(device.queue) - before == 2 + 5 + 1, "two runs of rows, the others each by itself, and the event"
+    device.run()
+    found = send(sender)
+    for number, frame in enumerate(found):
+        assert frame.arrays["vector"].tolist() == [6.0 * number + place for place in range(11)]
+        assert frame.arrays["shift"].tolist() == [6.0 * number + 12]
+        assert frame.arrays["other"].shape == (3, 2)
+    assert len(found) == 5
+
+
+def test_pinned_memory_grows_as_it_is_needed() -> None:
+    size = 8 * FIRST_BYTES
+    rank, point, device, sender = on_device(ring=size, waiting=2 * size)
+    rank.board.step_begin(0)
+    (sampler,) = rank.board.subscriptions["s1"].samplers.values()
+    sampler.measure = lambda x, subscription, state: {"values": x.to(torch.uint8)}
+    received: list[Frame] = []
+    for elements in (1, FIRST_BYTES, FIRST_BYTES + 1, 5, size):
+        point.deliver(torch.ones(elements), Moment(0, 0))
+        for _ in range(2):
+            device.run()
+            received += send(sender)
+    assert device.allocated == [FIRST_BYTES, 2 * FIRST_BYTES, size]
+    assert all((frame.arrays["values"] == 1).all() for frame in received)
 
 
 def test_while_a_graph_is_captured_nothing_is_measured() -> None:

@@ -210,11 +210,17 @@ def test_the_kernel_for_gpus_is_used_where_it_is_compiled_and_fits() -> None:
 
 
 @pytest.mark.parametrize("elements", [1, 12_288, 12_289, 1 << 22, 1 << 26, 3 << 30])
-def test_programs_share_all_elements(elements: int) -> None:
-    programs, repeats = cuda.programs_for(elements)
-    share = repeats * cuda.TILES * cuda.BLOCK
+@pytest.mark.parametrize("histogram", [False, True])
+@pytest.mark.parametrize("group", [0, 1, cuda.GROUP])
+def test_programs_share_all_elements(elements: int, histogram: bool, group: int) -> None:
+    programs, repeats = cuda.programs_for(elements, histogram, group)
+    block, tiles = cuda.run_of(histogram, group)
+    share = repeats * block * tiles
     assert 1 <= programs <= cuda.MOST_PROGRAMS
     assert (programs - 1) * share < elements <= programs * share
+    assert tiles % 4 == 0, "so many are loaded together"
+    assert not histogram or tiles < 16, "they are counted in four bits"
+    assert tiles * max(cuda.FOLD, cuda.PACKED_FOLD) <= 2048, "zeros are counted in float16"
 
 
 def test_groups_of_elements_lie_where_the_strides_say() -> None:

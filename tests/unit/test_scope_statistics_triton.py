@@ -40,5 +40,13 @@ def test_kernels_agree_with_float64_in_the_interpreter(tmp_path: Path) -> None:
     assert run("interpret", tmp_path, TRITON_INTERPRET="1").count("agrees") == 5
 
 
+def test_pairs_of_bfloat16_agree_with_float64(tmp_path: Path) -> None:
+    assert "pairs agree" in run("packed", tmp_path, TRITON_INTERPRET="1")
+
+
+def test_attention_maps_agree_with_the_whole_matrix(tmp_path: Path) -> None:
+    assert "maps agree" in run("attention", tmp_path, TRITON_INTERPRET="1")
+
+
 def test_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
     assert run("compile", tmp_path).split("\n")[:2] == ["compiled for 80", "compiled for 90"]

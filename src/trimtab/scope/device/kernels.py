@@ -1,13 +1,15 @@
-"""The statistics of a tensor in one pass: Triton kernels for CUDA.
+"""The statistics of a tensor in one pass and one launch: a Triton kernel for CUDA.
 
-:func:`partial_statistics` reads the tensor once, each program a run of it, and writes one row of sums a program;
-:func:`combine_statistics` adds the rows up in float64, always in the same order. Nothing but counts (integers) is added
-by atomics, so the results are the same bit for bit each time.
+:func:`tensor_statistics` reads the tensor once, each program a run of it, and writes one row of sums a program; the
+program that is the last to do so adds the rows up in float64, always in the same order. Nothing but counts (integers)
+is added by atomics, so the results are the same bit for bit each time.
 
-What makes it fast: accumulators for each place of a tile, so that threads need not talk to each other before the end of
-a program; four tiles loaded before the first is used; values that are not finite cost nothing until one turns up (then
-that program's run is summed a second time, carefully). What makes it right in float32: each program sums about a mean
-of its own, if that stands clear of 0, and in units of its largest value; a program sums few enough elements.
+What makes it fast: accumulators for places of a tile, so that threads need not talk to each other before the end of
+a program, and few enough of them that many programs are on a multiprocessor at once; four tiles loaded before the first
+is used; values that are not finite cost nothing until one turns up (then that program's run is summed a second time,
+carefully); of bfloat16, two values at a time for what need not be float32 (extremes and zeros). What makes it right in
+float32: each program sums about a mean of its own, if that stands clear of 0, and in units of its largest value; a
+program sums few enough elements.
 
 The histogram is counted in packed fields of four bits at each place of a tile, one for each exponent modulo 32: that
 is enough wherever the values of a program, zeros aside, are within 32 octaves. A program whose values are not, or not
@@ -16,12 +18,30 @@ finite, counts a second time, with as many bins as there are.
 
 # Triton reads the source of these functions: it has no types for what they are given, and its language is not quite
 # Python's.
-# ruff: noqa: N803, SIM108
+# ruff: noqa: N803
 # pyright: basic, reportMissingImports=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportIndexIssue=false
 
 import triton
 import triton.language as tl
+
+from trimtab.scope.device.kernel_parts import (
+    FIELDS,
+    INFINITY,
+    add_folded,
+    add_pairs,
+    count_exponents,
+    exponent_of,
+    half_of,
+    inverse_of,
+    load,
+    lower_half,
+    nothing,
+    over_all,
+    power_of_two,
+    unpack_counts,
+    upper_half,
+)
 
 N = tl.constexpr(0)
 NAN = tl.constexpr(1)
@@ -37,22 +57,33 @@ HIGH = tl.constexpr(10)
 SHIFT = tl.constexpr(11)
 UNIT = tl.constexpr(12)
 """Columns of a row of partial results: the fields of a vector (sums in units of ``UNIT``), then these two."""
-INFINITY = tl.constexpr(float("inf"))
 MOST = tl.constexpr(1e35)
 """Of a sum at one place of a tile: all places together stay below what a float32 holds."""
-FIELDS = tl.constexpr(32)
-"""Packed counters of exponents at each place of a tile."""
 TOGETHER = tl.constexpr(4)
 """Tiles that are loaded before the first is used."""
-_SIZES = ("n", "repeats", "size1", "size2", "size3", "stride0", "stride1", "stride2", "stride3", "programs")
+FRONT = tl.constexpr(1024)
+"""Elements by which a program chooses what to sum about, and in which unit."""
+CARE = tl.constexpr(512)
+"""Elements that are summed carefully at a time."""
+ROWS = tl.constexpr(128)
+"""Of partial results that are added up at a time."""
+SHIFT_AT = tl.constexpr(12)
+"""Where in a row of results the shift is."""
+NO_LOW = tl.constexpr(0x7F807F80)
+NO_HIGH = tl.constexpr(-8323200)
+"""Two infinities and two negative ones in bfloat16, 0xFF80FF80."""
+_SIZES = ("n", "repeats", "size1", "size2", "size3", "stride0", "stride1", "stride2", "stride3")
 """Arguments for whose values no kernel of their own is compiled: that would be in the midst of training."""
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def partial_statistics(
+def tensor_statistics(
     x,
     partials,
     histogram,
+    done,
+    result,
+    exponents,
     n,
     repeats,
     size1,
@@ -65,107 +96,162 @@ def partial_statistics(
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     HISTOGRAM: tl.constexpr,
+    PACKED: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
+    FOLD: tl.constexpr,
     COLUMNS: tl.constexpr,
     COPIES: tl.constexpr,
 ):
-    """Row ``program`` of the partial results: sums over ``repeats * TILES * BLOCK`` elements of ``x``."""
+    """The vector of ``x`` and its shift into ``result``, and its histogram into ``exponents``.
+
+    Each program sums ``repeats * TILES * BLOCK`` elements. ``done`` counts the programs that have; it is left zero, as
+    all copies of the histogram are. ``PACKED``: of bfloat16 without gaps, two values at a time.
+    """
     program = tl.program_id(0).to(tl.int64)
     length = repeats * TILES * BLOCK
     begin = program * length
     whole = begin + length <= n
 
     # 1. From the first tile: about what to sum, and in which unit.
-    at = begin + tl.arange(0, BLOCK)
-    first = _load(x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, False)
+    front = begin + tl.arange(0, FRONT)
+    first = load(x, front, front < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, False)
     finite = tl.abs(first) < INFINITY
-    unit = _power_of_two(tl.max(tl.where(finite, _exponent(first), 0), 0))
-    scaled = tl.where(finite, first * _inverse(unit), 0.0)
+    unit = power_of_two(tl.max(tl.where(finite, exponent_of(first), 0), 0))
+    scaled = tl.where(finite, first * inverse_of(unit), 0.0)
     seen = tl.maximum(tl.sum(finite.to(tl.float32), 0), 1.0)
     mean = tl.sum(scaled, 0) / seen
     square = tl.sum(scaled * scaled, 0) / seen
     shift = tl.where(mean * mean > 0.8 * square, mean * unit, 0.0)
 
     # 2. All tiles, as if every value were finite.
-    nan = 0.0
-    inf = 0.0
-    zeros, s1, sa, s2, s3, s4, low, high = _nothing(BLOCK)
-    least = high - high
+    least = tl.zeros([BLOCK], tl.float32)
     counted = tl.zeros([FIELDS], tl.int32)
-    if HISTOGRAM:
-        least = tl.full([BLOCK], INFINITY, tl.float32)
-    if whole:
-        for repeat in range(repeats):
-            every = tl.zeros([BLOCK], tl.int64)
-            upper = tl.zeros([BLOCK], tl.int64)
-            for step in range(0, TILES, TOGETHER):
-                at = begin + (repeat * TILES + step) * BLOCK + tl.arange(0, BLOCK)
-                a = _load(x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, True)
-                at += BLOCK
-                b = _load(x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, True)
-                at += BLOCK
-                c = _load(x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, True)
-                at += BLOCK
-                d = _load(x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, True)
-                zeros, s1, sa, s2, s3, s4, low, high = _add(a, shift, unit, zeros, s1, sa, s2, s3, s4, low, high)
-                zeros, s1, sa, s2, s3, s4, low, high = _add(b, shift, unit, zeros, s1, sa, s2, s3, s4, low, high)
-                zeros, s1, sa, s2, s3, s4, low, high = _add(c, shift, unit, zeros, s1, sa, s2, s3, s4, low, high)
-                zeros, s1, sa, s2, s3, s4, low, high = _add(d, shift, unit, zeros, s1, sa, s2, s3, s4, low, high)
+    if PACKED:
+        zeros, s1, sa, s2, s3, s4, low, high = nothing(BLOCK // FOLD // 2)
+        if whole:
+            words = x.to(tl.pointer_type(tl.int32), bitcast=True) + begin // 2
+            lows = tl.full([BLOCK // FOLD // 2], NO_LOW, tl.int32)
+            highs = tl.full([BLOCK // FOLD // 2], NO_HIGH, tl.int32)
+            for repeat in range(repeats):
+                none = tl.zeros([BLOCK // FOLD // 2], tl.int32)
+                for step in range(0, TILES, TOGETHER):
+                    word = (repeat * TILES + step) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
+                    a = tl.load(words + word)
+                    b = tl.load(words + word + BLOCK // 2)
+                    c = tl.load(words + word + 2 * (BLOCK // 2))
+                    d = tl.load(words + word + 3 * (BLOCK // 2))
+                    none, s1, sa, s2, s3, s4, lows, highs = add_pairs(
+                        a, shift, unit, none, s1, sa, s2, s3, s4, lows, highs, FOLD
+                    )
+                    none, s1, sa, s2, s3, s4, lows, highs = add_pairs(
+                        b, shift, unit, none, s1, sa, s2, s3, s4, lows, highs, FOLD
+                    )
+                    none, s1, sa, s2, s3, s4, lows, highs = add_pairs(
+                        c, shift, unit, none, s1, sa, s2, s3, s4, lows, highs, FOLD
+                    )
+                    none, s1, sa, s2, s3, s4, lows, highs = add_pairs(
+                        d, shift, unit, none, s1, sa, s2, s3, s4, lows, highs, FOLD
+                    )
+                zeros += half_of(none) + half_of(none >> 16)  # no more than a float16 counts exactly
+            low = tl.minimum(lower_half(lows), upper_half(lows), propagate_nan=tl.PropagateNan.ALL)
+            high = tl.maximum(lower_half(highs), upper_half(highs), propagate_nan=tl.PropagateNan.ALL)
+    else:
+        zeros, s1, sa, s2, s3, s4, low, high = nothing(BLOCK // FOLD)
+        if HISTOGRAM:
+            least = tl.full([BLOCK], INFINITY, tl.float32)
+        if whole:
+            for repeat in range(repeats):
+                every = tl.zeros([BLOCK], tl.int64)
+                upper = tl.zeros([BLOCK], tl.int64)
+                for step in range(0, TILES, TOGETHER):
+                    at = begin + (repeat * TILES + step) * BLOCK + tl.arange(0, BLOCK)
+                    a = load(
+                        x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, True
+                    )
+                    at += BLOCK
+                    b = load(
+                        x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, True
+                    )
+                    at += BLOCK
+                    c = load(
+                        x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, True
+                    )
+                    at += BLOCK
+                    d = load(
+                        x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, True
+                    )
+                    zeros, s1, sa, s2, s3, s4, low, high = add_folded(
+                        a, shift, unit, zeros, s1, sa, s2, s3, s4, low, high, FOLD
+                    )
+                    zeros, s1, sa, s2, s3, s4, low, high = add_folded(
+                        b, shift, unit, zeros, s1, sa, s2, s3, s4, low, high, FOLD
+                    )
+                    zeros, s1, sa, s2, s3, s4, low, high = add_folded(
+                        c, shift, unit, zeros, s1, sa, s2, s3, s4, low, high, FOLD
+                    )
+                    zeros, s1, sa, s2, s3, s4, low, high = add_folded(
+                        d, shift, unit, zeros, s1, sa, s2, s3, s4, low, high, FOLD
+                    )
+                    if HISTOGRAM:
+                        every, upper, least = count_exponents(a, every, upper, least)
+                        every, upper, least = count_exponents(b, every, upper, least)
+                        every, upper, least = count_exponents(c, every, upper, least)
+                        every, upper, least = count_exponents(d, every, upper, least)
                 if HISTOGRAM:
-                    every, upper, least = _count(a, every, upper, least)
-                    every, upper, least = _count(b, every, upper, least)
-                    every, upper, least = _count(c, every, upper, least)
-                    every, upper, least = _count(d, every, upper, least)
-            if HISTOGRAM:
-                counted += _unpack(every, upper)
+                    counted += unpack_counts(every, upper)
 
     # 3. Where a value was not finite, where the unit was far too small, and at the end of the tensor: once more.
     fine = whole & (low > -INFINITY) & (high < INFINITY) & (s4 < MOST)
     careful = tl.sum((fine == 0).to(tl.int32), 0) > 0
+    nan = 0.0
+    inf = 0.0
     if careful:
-        largest = tl.zeros([BLOCK], tl.int32)
-        for i in range(repeats * TILES):
-            at = begin + i * BLOCK + tl.arange(0, BLOCK)
-            e = _load(x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, False)
-            largest = tl.maximum(largest, tl.where(tl.abs(e) < INFINITY, _exponent(e), 0))
-        unit = _power_of_two(tl.max(largest, 0))
-        zeros, s1, sa, s2, s3, s4, low, high = _nothing(BLOCK)
-        nans = tl.zeros([BLOCK], tl.float32)
-        infs = tl.zeros([BLOCK], tl.float32)
-        for i in range(repeats * TILES):
-            at = begin + i * BLOCK + tl.arange(0, BLOCK)
-            e = _load(x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, False)
+        last = tl.minimum(begin + length, n)
+        largest = tl.zeros([CARE], tl.int32)
+        for start in range(begin, last, CARE):
+            there = start + tl.arange(0, CARE)
+            e = load(x, there, there < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, False)
+            largest = tl.maximum(largest, tl.where(tl.abs(e) < INFINITY, exponent_of(e), 0))
+        unit = power_of_two(tl.max(largest, 0))
+        czeros, c1, ca, c2, c3, c4, clow, chigh = nothing(CARE)
+        nans = tl.zeros([CARE], tl.float32)
+        infs = tl.zeros([CARE], tl.float32)
+        for start in range(begin, last, CARE):
+            there = start + tl.arange(0, CARE)
+            e = load(x, there, there < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, False)
             isnan = e != e
             isinf = tl.abs(e) == INFINITY
-            nans += (isnan & (at < n)).to(tl.float32)
+            nans += (isnan & (there < n)).to(tl.float32)
             infs += isinf.to(tl.float32)
             usual = (isnan | isinf) == 0
-            y = tl.where(usual, e * _inverse(unit) - shift * _inverse(unit), 0.0)
-            zeros += (e == 0).to(tl.float32)
-            s1 += y
-            sa += tl.where(usual, tl.abs(e) * _inverse(unit), 0.0)
-            s2 += y * y
-            s3 += y * y * y
-            s4 += (y * y) * (y * y)
-            low = tl.minimum(low, tl.where(usual, e, INFINITY))
-            high = tl.maximum(high, tl.where(usual, e, -INFINITY))
+            y = tl.where(usual, e * inverse_of(unit) - shift * inverse_of(unit), 0.0)
+            czeros += (e == 0).to(tl.float32)
+            c1 += y
+            ca += tl.where(usual, tl.abs(e) * inverse_of(unit), 0.0)
+            c2 += y * y
+            c3 += y * y * y
+            c4 += (y * y) * (y * y)
+            clow = tl.minimum(clow, tl.where(usual, e, INFINITY))
+            chigh = tl.maximum(chigh, tl.where(usual, e, -INFINITY))
         nan = tl.sum(nans, 0)
         inf = tl.sum(infs, 0)
+        zero, t1, ta, t2, t3, t4, lowest, highest = over_all(czeros, c1, ca, c2, c3, c4, clow, chigh)
+    else:
+        zero, t1, ta, t2, t3, t4, lowest, highest = over_all(zeros, s1, sa, s2, s3, s4, low, high)
 
-    zero = tl.sum(zeros, 0)
-    lowest = tl.min(low, 0)
-    highest = tl.max(high, 0)
     if HISTOGRAM:
         counts = histogram + (program % COPIES) * 256
-        top = _exponent(tl.maximum(tl.abs(lowest), tl.abs(highest)))
-        bottom = tl.min(_exponent(least), 0)
+        top = exponent_of(tl.maximum(tl.abs(lowest), tl.abs(highest)))
+        bottom = tl.min(exponent_of(least), 0)
         if careful | (bottom + FIELDS <= top):
             bins = tl.zeros([256], tl.int32)
-            for i in range(repeats * TILES):
-                at = begin + i * BLOCK + tl.arange(0, BLOCK)
-                e = _load(x, at, at < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, False)
-                bins += tl.histogram(_exponent(e), 256)
+            for start in range(begin, tl.minimum(begin + length, n), BLOCK):
+                place = start + tl.arange(0, BLOCK)
+                e = load(
+                    x, place, place < n, size1, size2, size3, stride0, stride1, stride2, stride3, FORMAT, GROUP, False
+                )
+                bins += tl.histogram(exponent_of(e), 256)
             # Zeros, and what is not finite or not there, are counted elsewhere.
             bins = tl.where(tl.arange(0, 256) == 0, bins - zero.to(tl.int32), bins)
             bins = tl.where(tl.arange(0, 256) == 255, 0, bins)
@@ -180,28 +266,33 @@ def partial_statistics(
     tl.store(row + NAN, nan)
     tl.store(row + INF, inf)
     tl.store(row + ZEROS, zero)
-    tl.store(row + SUM, tl.sum(s1, 0))
-    tl.store(row + SUM_ABS, tl.sum(sa, 0))
-    tl.store(row + SUM2, tl.sum(s2, 0))
-    tl.store(row + SUM3, tl.sum(s3, 0))
-    tl.store(row + SUM4, tl.sum(s4, 0))
+    tl.store(row + SUM, t1)
+    tl.store(row + SUM_ABS, ta)
+    tl.store(row + SUM2, t2)
+    tl.store(row + SUM3, t3)
+    tl.store(row + SUM4, t4)
     tl.store(row + LOW, lowest)
     tl.store(row + HIGH, highest)
     tl.store(row + SHIFT, shift)
     tl.store(row + UNIT, unit)
 
+    # 4. What all threads of this program have written is there for whoever counts on from here.
+    tl.debug_barrier()
+    programs = tl.num_programs(0)
+    if tl.atomic_add(done, 1, sem="acq_rel") == programs - 1:
+        tl.store(done, 0)
+        _combine(partials, histogram, programs, n, result, exponents, HISTOGRAM, COLUMNS, COPIES)
 
-@triton.jit(do_not_specialize=_SIZES)
-def combine_statistics(
+
+@triton.jit
+def _combine(
     partials,
     histogram,
     programs,
     n,
-    vector,
-    shift_out,
+    result,
     exponents,
     HISTOGRAM: tl.constexpr,
-    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     COPIES: tl.constexpr,
 ):
@@ -245,18 +336,18 @@ def combine_statistics(
     nans = tl.sum(nan, 0)
     infs = tl.sum(inf, 0)
     zero = tl.sum(zeros, 0)
-    tl.store(vector + N, n.to(tl.float64))
-    tl.store(vector + NAN, nans)
-    tl.store(vector + INF, infs)
-    tl.store(vector + ZEROS, zero)
-    tl.store(vector + SUM, tl.sum(sum1, 0))
-    tl.store(vector + SUM_ABS, tl.sum(sum_abs, 0))
-    tl.store(vector + SUM2, tl.sum(sum2, 0))
-    tl.store(vector + SUM3, tl.sum(sum3, 0))
-    tl.store(vector + SUM4, tl.sum(sum4, 0))
-    tl.store(vector + LOW, tl.min(low, 0).to(tl.float64))
-    tl.store(vector + HIGH, tl.max(high, 0).to(tl.float64))
-    tl.store(shift_out, shift)
+    tl.store(result + N, n.to(tl.float64))
+    tl.store(result + NAN, nans)
+    tl.store(result + INF, infs)
+    tl.store(result + ZEROS, zero)
+    tl.store(result + SUM, tl.sum(sum1, 0))
+    tl.store(result + SUM_ABS, tl.sum(sum_abs, 0))
+    tl.store(result + SUM2, tl.sum(sum2, 0))
+    tl.store(result + SUM3, tl.sum(sum3, 0))
+    tl.store(result + SUM4, tl.sum(sum4, 0))
+    tl.store(result + LOW, tl.min(low, 0).to(tl.float64))
+    tl.store(result + HIGH, tl.max(high, 0).to(tl.float64))
+    tl.store(result + SHIFT_AT, shift)
     if HISTOGRAM:
         bins = tl.arange(0, 256)
         counted = tl.zeros([256], tl.int64)
@@ -267,125 +358,3 @@ def combine_statistics(
         counted += tl.where(bins == 0, zero.to(tl.int64), 0)
         counted += tl.where(bins == 255, (nans + infs).to(tl.int64), 0)
         tl.store(exponents + bins, counted)
-
-
-@triton.jit
-def _load(
-    x,
-    index,
-    mask,
-    size1,
-    size2,
-    size3,
-    stride0,
-    stride1,
-    stride2,
-    stride3,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """Elements as float32, NaN where ``mask`` is False (which ``WHOLE`` rules out). Without gaps if ``GROUP`` is 0,
-    else by sizes and strides (outermost first), which count groups of so many elements."""
-    if GROUP == 0:
-        place = index
-    else:
-        # Groups of elements that lie side by side: their place is computed once, and they are loaded together.
-        group = index // GROUP
-        rest = group // size3
-        place = (group - rest * size3) * stride3
-        row = rest // size2
-        place += (rest - row * size2) * stride2
-        outer = row // size1
-        place = (place + (row - outer * size1) * stride1 + outer * stride0) * GROUP + index % GROUP
-    if FORMAT == 0:
-        if WHOLE:
-            return tl.load(x + place).to(tl.float32)
-        return tl.load(x + place, mask, float("nan")).to(tl.float32)
-    elif FORMAT == 3:  # bfloat16: the upper half of a float32
-        if WHOLE:
-            raw = tl.load(x + place)
-        else:
-            raw = tl.load(x + place, mask, 0x7FC0)
-        return (raw.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    else:
-        if WHOLE:
-            raw = tl.load(x + place).to(tl.uint16)
-        else:
-            raw = tl.load(x + place, mask, 0x7F).to(tl.uint16)
-        if FORMAT == 1:  # e4m3fn: the fields of a float16 in its own places, the bias is 8 less; one NaN, no infinity
-            half = ((raw & 0x80) << 8) | ((raw & 0x7F) << 7)
-            value = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-            return tl.where((raw & 0x7F) == 0x7F, float("nan"), value)
-        else:  # e5m2: the upper half of a float16
-            return (raw << 8).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _nothing(BLOCK: tl.constexpr):
-    """Accumulators of a tile: zeros, four sums of powers and one of magnitudes, smallest and largest value."""
-    zero = tl.zeros([BLOCK], tl.float32)
-    infinity = tl.full([BLOCK], INFINITY, tl.float32)
-    return zero, zero, zero, zero, zero, zero, infinity, -infinity
-
-
-@triton.jit
-def _add(x, shift, unit, zeros, s1, sa, s2, s3, s4, low, high):
-    """A tile into the accumulators; NaN and infinities show in the extremes."""
-    inverse = _inverse(unit)
-    y = x * inverse - shift * inverse
-    y2 = y * y
-    return (
-        zeros + (x == 0).to(tl.float32),
-        s1 + y,
-        sa + tl.abs(x) * inverse,
-        s2 + y2,
-        s3 + y2 * y,
-        s4 + y2 * y2,
-        tl.minimum(low, x, propagate_nan=tl.PropagateNan.ALL),
-        tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL),
-    )
-
-
-@triton.jit
-def _count(x, every, upper, least):
-    """A tile into the packed counters (four bits for each exponent modulo 16: of all values, and of those whose
-    exponent modulo 32 is 16 and more) and the smallest magnitude but 0."""
-    exponent = x.to(tl.int32, bitcast=True) >> 23
-    one = tl.full(every.shape, 1, tl.int64) << ((exponent & 15) * 4).to(tl.int64)
-    least = tl.minimum(least, tl.where(x == 0, INFINITY, tl.abs(x)))
-    return every + one, upper + tl.where((exponent & 16) != 0, one, 0), least
-
-
-@triton.jit
-def _unpack(every, upper):
-    """(FIELDS,) what the packed counters of all places hold together."""
-    field = tl.arange(0, FIELDS)
-    total = tl.zeros([FIELDS], tl.int32)
-    # Every fourth counter at a time: 16 bits hold the sum over a tile of what four bits held at one place.
-    for part in tl.static_range(4):
-        mask = 0x000F000F000F000F
-        high = tl.sum((upper >> (4 * part)) & mask, 0)
-        low = tl.sum((every >> (4 * part)) & mask, 0) - high
-        word = tl.where(field < 16, low, high)
-        count = (word >> (((field & 15) // 4) * 16).to(tl.int64)) & 0xFFFF
-        total += tl.where(field % 4 == part, count.to(tl.int32), 0)
-    return total
-
-
-@triton.jit
-def _exponent(x):
-    """Exponent fields of float32s."""
-    return (x.to(tl.int32, bitcast=True) >> 23) & 255
-
-
-@triton.jit
-def _power_of_two(exponent):
-    """The float32 with this exponent field, kept away from the ends so that it has an inverse."""
-    return (tl.minimum(tl.maximum(exponent, 1), 253) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _inverse(power):
-    """Of a power of two, exactly."""
-    return ((254 << 23) - power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)

@@ -58,9 +58,16 @@ def measure(x: Tensor, subscription: Subscription, state: MeasureState) -> Array
     """
     if x.is_complex():
         raise ValueError("complex tensors cannot be measured; subscribe to a real one")
-    with torch.autocast(x.device.type, enabled=False):  # the job's is on: products are to be as exact as they can be
-        chosen = _chosen_heads(local(x), subscription, state)
-        return {} if chosen is None else _MEASURES[subscription.what](chosen, subscription, state)
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return _measured(x, subscription, state)
+    with torch.autocast(kind, enabled=False):  # products are to be as exact as they can be
+        return _measured(x, subscription, state)
+
+
+def _measured(x: Tensor, subscription: Subscription, state: MeasureState) -> Arrays:
+    chosen = _chosen_heads(local(x), subscription, state)
+    return {} if chosen is None else _MEASURES[subscription.what](chosen, subscription, state)
 
 
 def check(subscription: Subscription, tap: Tap) -> None:

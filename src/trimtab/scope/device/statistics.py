@@ -18,21 +18,18 @@ class Statistician:
 
     def __init__(self) -> None:
         self._kernel: native.Kernel | None = None
-        self._workspace: cuda.Workspace | None = None
 
     def measure(self, x: Tensor, histogram: bool = False) -> Measured:
         """Vector, shift and (if wanted) histogram of any real tensor, strided or not. Does not wait for the device.
 
-        Results are fresh memory.
+        Results are memory of their own, which later measurements leave alone.
         """
         measured = None
         if x.device.type == "cpu":
             self._kernel = self._kernel or native.load()
             measured = None if self._kernel is None else self._kernel.measure(x, histogram)
         elif cuda.usable(x, histogram):
-            if self._workspace is None or not self._workspace.fits(x):
-                self._workspace = cuda.Workspace(x)
-            measured = cuda.measure(x, histogram, self._workspace)
+            measured = cuda.measure(x, histogram)
         return measured or measure_eagerly(x, histogram)
 
 

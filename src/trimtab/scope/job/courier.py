@@ -35,8 +35,8 @@ from trimtab.scope.messages import BEAT, BEAT_SECONDS, COLLECTOR, FRAME, HERE, H
 _PRESENT_SECONDS: Final = 3 * HERE_SECONDS
 """Silence after which what is to be sent waits for the collector to come back."""
 _JOIN_SECONDS: Final = 2.0
-_POLL_SECONDS: Final = (0.001, 0.01)
-"""How often events on the device are looked at: at first, and at last."""
+_POLL_SECONDS: Final = (0.004, 0.02)
+"""How often events on the device are looked at: at first, and at last. What is ready by then is one copy."""
 _DROPPED_SECONDS: Final = 5.0
 """From one notice of what was dropped to the next."""
 _GATHER_SECONDS: Final = 0.005

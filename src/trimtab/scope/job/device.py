@@ -7,8 +7,9 @@ then it holds the tensors: their memory cannot be given to anything else.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from trimtab.scope.job.outbox import Sample
 
 ALIGNMENT: Final = 16
+FIRST_BYTES: Final = 1 << 18
+"""Of pinned memory that are allocated first: statistics of a thousand taps and more."""
 Arrays = dict[str, NDArray[Any]]
 _AS_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _UNSIGNED: Final = {"int16": np.uint16}
@@ -107,15 +110,50 @@ class Cuda:
             return self._cuda.Event(enable_timing=True)
 
 
+class _Run:
+    """Bytes of one storage that are copied together."""
+
+    __slots__ = ("at", "end", "first", "storage", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, storage: Any, first: int, end: int) -> None:
+        self.tensor: torch.Tensor | None = tensor
+        """If it is this one only."""
+        self.storage = storage
+        self.first = first
+        self.end = end
+        self.at = 0
+        """Where in the pinned memory."""
+
+    def pair(self, staging: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is copied, and where to."""
+        target = staging[self.at : self.at + self.end - self.first]
+        if self.tensor is not None:
+            return self.tensor, target.view(self.tensor.dtype).view(self.tensor.shape)
+        source = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
+        return source.set_(self.storage, self.first, (self.end - self.first,), (1,)), target
+
+
+class _Place(NamedTuple):
+    """Of one array in the pinned memory."""
+
+    run: _Run
+    offset: int
+    length: int
+    kind: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
 class Mover:
     """Brings samples into the host's memory. Only the sender's thread uses it."""
 
     def __init__(self, accelerator: Accelerator, size: int) -> None:
-        """``size`` bytes of pinned memory; they are allocated with the first sample."""
+        """At most ``size`` bytes of pinned memory: what is needed of them, allocated when it is."""
         self._accelerator = accelerator
         self.size = size
         self._staging: torch.Tensor | None = None
-        self._flying: list[tuple[Sample, dict[str, torch.Tensor]]] = []
+        self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+        """The same memory."""
+        self._flying: list[tuple[Sample, dict[str, _Place]]] = []
         self._landed: Any = None
 
     @property
@@ -126,25 +164,24 @@ class Mover:
     def launch(self, samples: Sequence[Sample]) -> None:
         """Begin to copy ``samples``, which :func:`needed` says fit. Not while busy."""
         assert not self._flying, "one copy at a time: they share the memory"
-        if self._staging is None:
-            self._staging = self._accelerator.staging(self.size)
-        at, pairs = 0, list[tuple[torch.Tensor, torch.Tensor]]()
+        runs: list[_Run] = []
+        latest: dict[int, _Run] = {}
         for sample in samples:
-            views: dict[str, torch.Tensor] = {}
-            for name, tensor in sample.tensors.items():
-                length = tensor.numel() * tensor.element_size()
-                views[name] = self._staging[at : at + length].view(tensor.dtype).view(tensor.shape)
-                pairs.append((tensor, views[name]))
-                at += _aligned(length)
-            self._flying.append((sample, views))
-        self._landed = self._accelerator.copy(pairs)
+            places = {name: _placed(tensor, runs, latest) for name, tensor in sample.tensors.items()}
+            self._flying.append((sample, places))
+        at = 0
+        for run in runs:
+            run.at = at
+            at += _aligned(run.end - run.first)
+        staging = self._room(at)
+        self._landed = self._accelerator.copy([run.pair(staging) for run in runs])
 
     def landed(self) -> list[tuple[Sample, Arrays]] | None:
         """The samples that were launched, in the host's memory; None where they are not there yet."""
         if self._landed is not None and not self._accelerator.done(self._landed):
             return None
         flying, self._flying = self._flying, []
-        arrived = [(sample, to_host(views)) for sample, views in flying]
+        arrived = [(sample, {name: self._array(place) for name, place in places.items()}) for sample, places in flying]
         self._accelerator.recycle(self._landed)
         self._landed = None
         return arrived
@@ -152,6 +189,45 @@ class Mover:
     def reset(self) -> None:
         """Forget what is on its way."""
         self._flying, self._landed = [], None
+
+    def _room(self, wanted: int) -> torch.Tensor:
+        """Pinned memory for so many bytes. It is little at first: while it is pinned, the job's own calls of the driver
+        stand."""
+        staging = self._staging
+        if staging is None or staging.numel() < wanted:
+            doubled = 1 << max(wanted - 1, FIRST_BYTES - 1).bit_length()
+            staging = self._staging = self._accelerator.staging(min(doubled, self.size))
+            self._bytes = staging.numpy()
+        return staging
+
+    def _array(self, place: _Place) -> NDArray[Any]:
+        at = place.run.at + place.offset
+        return self._bytes[at : at + place.length].view(place.kind).reshape(place.shape).copy()
+
+
+def _placed(tensor: torch.Tensor, runs: list[_Run], latest: dict[int, _Run]) -> _Place:
+    """Where it will be. What lies behind the last one of the same storage, such as the statistics of many taps, comes
+    with that in one copy."""
+    length = tensor.numel() * tensor.element_size()
+    storage = tensor.untyped_storage()
+    first, key = int(tensor.storage_offset()) * tensor.element_size(), storage.data_ptr()
+    run = latest.get(key)
+    dense = tensor.is_contiguous()
+    if run is not None and dense and first - run.first == _aligned(run.end - run.first):
+        run.end, run.tensor = first + length, None
+    else:
+        run = _Run(tensor, storage, first, first + length)
+        runs.append(run)
+        if dense:
+            latest[key] = run
+    return _Place(run, first - run.first, length, _numpy_type(tensor.dtype), tuple(tensor.shape))
+
+
+@functools.cache
+def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    """As which it is read on the host: what numpy has no type for as unsigned integers."""
+    example = torch.empty(0, dtype=dtype)
+    return np.dtype(f"u{dtype.itemsize}") if odd_type(example) is not None else example.numpy().dtype
 
 
 def to_host(tensors: Mapping[str, torch.Tensor]) -> Arrays:

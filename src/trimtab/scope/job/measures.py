@@ -13,6 +13,7 @@ from trimtab.scope.names import Tap
 from trimtab.scope.subscription import Subscription
 
 _DEVICE: Final = "trimtab.scope.device.measure"
+_AHEAD: Final = "trimtab.scope.device.ahead"
 _ATTENTION: Final = "trimtab.scope.device.attention"
 
 
@@ -39,6 +40,8 @@ class Measures:
         if subscription.what != "attention":
             warm = importlib.import_module(_DEVICE).warm
             for dtype in dtypes:
+                if device.type == "cuda" and subscription.what in ("statistics", "histogram"):
+                    importlib.import_module(_AHEAD).compile_ahead(device, dtype, subscription.what == "histogram")
                 warm(subscription, device, dtype)
 
     def _measure(self, subscription: Subscription) -> tuple[Measure, Any]:

@@ -13,6 +13,7 @@ from trimtab.scope.taps.points import AttentionPoint, ModelPoints, Point, StateP
 
 _PARAMETERS: Final = "parameters."
 _OPTIMIZER: Final = "optimizer."
+_MOST_SELECTED: Final = 15
 AnyPoint = Point | AttentionPoint | StatePoint
 
 
@@ -24,6 +25,10 @@ class Registry:
         """That tensors pass by."""
         self.state: Mapping[str, StatePoint] = {}
         """Whose tensors stay."""
+        self._ordered: dict[str, None] = {}
+        """Names as :meth:`taps` has them."""
+        self._selected: dict[tuple[Any, ...], list[AnyPoint]] = {}
+        """What :meth:`select` found of late."""
         self._seen: dict[str, tuple[tuple[int, ...], str]] = {}
         self._owners: list[tuple[weakref.ref[Any], frozenset[str]]] = []
         """Models, and what they offer."""
@@ -50,6 +55,7 @@ class Registry:
         self.state = {
             name: point for name, point in self.state.items() if name not in left and not name.startswith(held)
         }
+        self._selected = {}  # it holds points
         self.version += 1
 
     def add_state(self, points: Iterable[StatePoint]) -> None:
@@ -60,7 +66,10 @@ class Registry:
     def taps(self) -> list[Tap]:
         """All of them, in the order in which a model computes them."""
         every = {**self.points, **self.state}
-        return [self._known(every[name].tap) for name in sorted(every, key=order)]
+        names = self._ordered
+        if names.keys() != every.keys():  # thousands, by a key of many parts: some 50 ms of the interpreter
+            names = self._ordered = dict.fromkeys(sorted(every, key=order))
+        return [self._known(every[name].tap) for name in names]
 
     @property
     def shown(self) -> int:
@@ -86,8 +95,14 @@ class Registry:
         pattern = Pattern(subscription.pattern)
         if subscription.ranks is not None and rank not in subscription.ranks:
             return []
-        every: Sequence[AnyPoint] = [*self.points.values(), *self.state.values()]
-        return [point for point in every if _meant(subscription, point.tap) and pattern.matches(point.tap.name)]
+        key = (self.version, subscription.pattern, subscription.what == "attention", subscription.layers)
+        found = self._selected.get(key)
+        if found is None:
+            every: Sequence[AnyPoint] = [*self.points.values(), *self.state.values()]
+            found = [point for point in every if _meant(subscription, point.tap) and pattern.matches(point.tap.name)]
+            # Looked up when a rank prepares; the training thread, which asks again, is not to do it a second time.
+            self._selected = {**dict(list(self._selected.items())[-_MOST_SELECTED:]), key: found}
+        return list(found)
 
 
 def _meant(subscription: Subscription, tap: Tap) -> bool:

@@ -31,7 +31,8 @@ class Warming:
         devices = list(self._devices)
         if not devices:
             return
-        names = {tap.dtype.removeprefix("torch.") for tap in taps}
+        # A loss or a router's logits are float32 where the model says bfloat16.
+        names = {tap.dtype.removeprefix("torch.") for tap in taps} | {"float32"}
         dtypes = [dtype for name in sorted(names) if isinstance(dtype := getattr(torch, name, None), torch.dtype)]
         threading.Thread(
             target=self._warm, args=(subscription, devices, dtypes), name="trimtab-scope-warm", daemon=True

@@ -1,7 +1,8 @@
 """What a subscription of attention gets from what a core attention was given.
 
 The probabilities are computed again from q and k, in float32, some rows and heads at a time, so that the whole matrix
-never exists and any kernel will do for the model itself. The cost is 2 S R d operations a head for R rows of S keys.
+never exists and any kernel will do for the model itself. The cost is 2 S R d operations a head for R rows of S keys;
+twice that in the kernels for CUDA (:mod:`trimtab.scope.device.attention.fused`), which are used where they can be.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any, Final
 
 import torch
 
+from trimtab.scope.device.attention import fused
 from trimtab.scope.device.attention.chosen import Chosen, choose
 from trimtab.scope.device.attention.context import all_keys
-from trimtab.scope.device.attention.tiling import Filled, Tiling
+from trimtab.scope.device.attention.tiling import Filled, Tiling, levels
 from trimtab.scope.device.attention.visible import places_of
 from trimtab.scope.device.choice import check_heads
 from trimtab.scope.names import Tap
@@ -67,6 +69,11 @@ def measure_attention(inputs: AttentionInput, subscription: Subscription, state:
     heads = _heads(subscription, inputs.head_offset, count)
     if not heads:
         return {}
+    tiling = _tiling(subscription, inputs)
+    if subscription.parameters.get("rows") is None and fused.fits(inputs):
+        shape = fused.shape_of(inputs, tiling)
+        if fused.ready(inputs, shape):
+            return _by_kernels(inputs, batch, heads, tiling, shape, state)
     group = count // inputs.k.shape[1]  # query heads that share a key head
     shared = sorted({head // group for head in heads})
     keys = all_keys(inputs, torch.stack([inputs.k[batch, head] for head in shared]))
@@ -83,7 +90,7 @@ def measure_attention(inputs: AttentionInput, subscription: Subscription, state:
         "heads": state.numbers([inputs.head_offset + head for head in heads], device),
         "position": chosen.places.query.to(torch.int32),
         "key_position": chosen.places.key.to(torch.int32),
-        **(_whole(chosen, subscription, state) if rows is None else _rows_of(chosen, state)),
+        **(_whole(chosen, tiling, state) if rows is None else _rows_of(chosen, state)),
     }
 
 
@@ -117,11 +124,37 @@ def _check_size(heads: int, rows: int, keys: int) -> None:
         )
 
 
-def _whole(chosen: Chosen, subscription: Subscription, state: AttentionState) -> Arrays:
-    """Tiles of all rows, and what is summed up of each."""
+def _tiling(subscription: Subscription, inputs: AttentionInput) -> Tiling:
+    """How this rank's rows and the keys of the whole sequence are cut."""
     rows, columns = subscription.parameters.get("grid", _GRID)
-    _, ranks, cut = chosen.inputs.context or (0, 1, "contiguous")
-    tiling = Tiling(chosen.rows, chosen.keys, (max(rows // ranks, 1), columns), runs=2 if cut == "zigzag" else 1)
+    _, ranks, cut = inputs.context or (0, 1, "contiguous")
+    keys = inputs.k.shape[2] * ranks
+    return Tiling(inputs.q.shape[2], keys, (max(rows // ranks, 1), columns), runs=2 if cut == "zigzag" else 1)
+
+
+def _by_kernels(
+    inputs: AttentionInput, batch: int, heads: list[int], tiling: Tiling, shape: fused.Shape, state: AttentionState
+) -> Arrays:
+    """What :func:`_whole` gives, by the kernels for CUDA."""
+    device = inputs.q.device
+    queries, keys = inputs.q.shape[2], inputs.k.shape[2]
+    found = fused.measure(inputs, batch, state.numbers(heads, device), tiling, shape)
+    return {
+        "heads": state.numbers([inputs.head_offset + head for head in heads], device),
+        "position": torch.arange(keys - queries, keys, dtype=torch.int32, device=device),
+        "key_position": torch.arange(keys, dtype=torch.int32, device=device),
+        "entropy": found.entropy,
+        "first": found.first,
+        "received": found.received,
+        "queries": state.numbers([queries], device),
+        **levels(found.sums, found.peaks, tiling),
+        "tile_row": state.numbers(range(keys - queries, keys, tiling.height), device),
+        "tile_key": state.numbers(range(0, keys, tiling.width), device),
+    }
+
+
+def _whole(chosen: Chosen, tiling: Tiling, state: AttentionState) -> Arrays:
+    """Tiles of all rows, and what is summed up of each."""
     sums = _Sums(chosen)
     filled = Filled(tiling, len(chosen.q), chosen.q[0].device)
     for heads, begin, end in _batches(chosen, tiling):

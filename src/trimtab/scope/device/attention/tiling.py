@@ -73,11 +73,15 @@ class Filled:
         self._peaks[where] = torch.maximum(self._peaks[where], tiles.amax((2, 4)))
 
     def levels(self) -> dict[str, torch.Tensor]:
-        """``tiles``, ``scale``, ``peaks`` and ``peak_scale``."""
-        means = self._sums / self._tiling.lengths(self._sums.device)
-        tiles, scale = _levels(means)
-        peaks, peak_scale = _levels(self._peaks)
-        return {"tiles": tiles, "scale": scale, "peaks": peaks, "peak_scale": peak_scale}
+        """See :func:`levels`."""
+        return levels(self._sums, self._peaks, self._tiling)
+
+
+def levels(sums: torch.Tensor, peaks: torch.Tensor, tiling: Tiling) -> dict[str, torch.Tensor]:
+    """``tiles``, ``scale``, ``peaks`` and ``peak_scale`` of (heads, tile rows, tile columns)."""
+    tiles, scale = _levels(sums / tiling.lengths(sums.device))
+    shown, peak_scale = _levels(peaks)
+    return {"tiles": tiles, "scale": scale, "peaks": shown, "peak_scale": peak_scale}
 
 
 def _levels(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
