@@ -3,16 +3,19 @@
     python benchmarks/fbd_gpu.py --out DIR
     python benchmarks/fbd_gpu.py --device cpu --tiny --out DIR
 
-A *device* is a process that has a quarter of a GPU's multiprocessors, by MPS. It trains a few layers of a Llama of 8 B
+A *device* is a process that has a share of a GPU's multiprocessors, by MPS. It trains a few layers of a Llama of 8 B
 parameters, with an embedding and a head in proportion. Tensor parallelism is emulated: a group of t devices that each
-do a t-th of a microbatch is t devices that each do a microbatch of their own, and its exposed communication is a busy
-wait of kappa forwards in each forward and in each backward, layer by layer. Forwards on a forward device are at TP 1
-and wait for nothing. So F:B 1:3 is forwards at TP 1 with backwards at TP 3. Everything else is real: what was saved,
-and the new weights, travel over UCX (CUDA IPC), and all that the host does is done.
+do a t-th of a microbatch is t devices that each do a microbatch of their own, and its exposed communication is kappa
+forwards of something else in each forward and in each backward, layer by layer. Forwards on a forward device are at
+TP 1 and wait for nothing. So F:B 1:3 is forwards at TP 1 with backwards at TP 3. Everything else is real: what was
+saved, and the new weights, travel over UCX (CUDA IPC), and all that the host does is done.
 
-Pieces: ``kappa`` (F:B 1:2 and 1:3 against ordinary training), ``helpers`` (forward-only devices at 35 %), ``exact``
-(losses against those of ordinary training). Several GPUs share the cases of ``kappa``, each beside its own ordinary
-training; ``helpers`` has the helper on the second one.
+The same processes run all cases of a piece, one after the other, so the GPU is shared by as many in each: those which
+a case has no use for go on training in the ordinary way.
+
+Pieces: ``kappa`` (four devices: F:B 1:2 and 1:3 against ordinary training), ``eleven`` (devices: 3:8), ``helpers`` (a
+trainer and a forward-only device of 35 % of it, on a second GPU where there is one), ``exact`` (losses against those of
+ordinary training).
 """
 
 from __future__ import annotations
@@ -20,45 +23,66 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fbd_gpu_rank import Case, Told
+from fbd_gpu_parts import Case, Told
 from mps import multi_process_service
-from multi_gpu_part import Options, Report, arguments_of_a_part, markdown, options_of, run_job
+from mps_shares import whole_shares
+from multi_gpu_part import JobError, Options, Report, arguments_of_a_part, markdown, options_of, run_job
 from pipeline_gpu_model import TINY, Sizes
 
-from trimtab.fbd.advise.candidates import Candidate, Way
-from trimtab.fbd.advise.predict import predict
-from trimtab.fbd.advise.training import Devices, Helpers, Training
+from trimtab.fbd.advise.flow import Flow, Stage, run
+from trimtab.fbd.advise.predict import NOTICED
+from trimtab.fbd.sharing import ahead_of, helpers_of, partners_of
 
 WORKER = str(Path(__file__).with_name("fbd_gpu_rank.py"))
 KAPPAS = (0.0, 0.3, 0.7, 1.2)
-DEVICES = 4
-SHARE = 25
-SIZES = Sizes(layers=2, vocabulary=2048, microbatches=())
-"""A head and an embedding of 2,048 words are to 2 layers what 32,768 are to 32."""
-ORDINARY = Case("ordinary", backwards=DEVICES)
-CASES = (
-    Case("ship", 1, 3),
-    Case("ship", 1, 3, helped=15 / 16),
-    Case("ship", 1, 2),
-    Case("recompute", backwards=DEVICES),
-    Case("ship", 1, 3, helped=27 / 32),
-    Case("again", 1, 3),
+SIZES = Sizes(layers=1, vocabulary=1024, microbatches=())
+"""A head and an embedding of 1,024 words are to 1 layer what 32,768 are to 32."""
+MICROBATCHES = 32
+HELPED = 28
+WORDS_BESIDE = 2048
+NVLINK = 277e9
+"""Bytes a second of UCX between two H200s, large messages one way (benchmarks/multi_gpu.md)."""
+QUARTER, ELEVENTH = 25, 10
+HELPER, TRAINER_BESIDE, HELPER_BESIDE = 35, 65, 23
+"""Percent of a GPU's multiprocessors that are wanted; a helper's is 35 % of the trainer's."""
+FOUR = (
+    Case(backwards=4, kappas=KAPPAS),
+    Case("ship", 1, 3, kappas=KAPPAS),
+    Case("ship", 1, 3, 1 - 9 / 96, kappas=(0.7,)),
+    Case("ship", 1, 3, 1 - 20 / 96, kappas=(0.0, 0.3)),
+    Case("ship", 1, 3, 1 - 3 / 96, kappas=(1.2,), steps=1),
+    Case("ship", 1, 2, kappas=KAPPAS),
+    Case("ship", 1, 3, 1 - 20 / 288, kappas=(0.7,), microbatches=96, steps=1),
+    Case("ship", 1, 3, 1 - 9 / 96, ahead=2, kappas=(0.7,), steps=1),
+    Case("recompute", backwards=4, kappas=(0.0, 0.7), steps=1),
+    Case("again", 1, 3, kappas=(0.0, 0.7), steps=1),
 )
-"""Shares of the forwards that keep 1:3 busy at kappa 0.7 and at 0.3, for a backward of two forwards."""
-TWICE = ("recompute", "again")
-"""Ways that run forwards twice."""
-WAYS = {"ordinary": Way.ORDINARY, "recompute": Way.RECOMPUTE, "ship": Way.SHIP, "again": Way.SEND_INPUT}
-NAMES = {
-    "ordinary": "ordinary",
-    "recompute": "ordinary, full recompute",
-    "ship": "FBD, ship",
-    "again": "FBD, recompute",
-}
+"""Shares that the simulation finds best at 0.7, at 0.3 and at 1.2."""
+ELEVEN = (
+    Case(backwards=11, kappas=(0.0, 0.7), steps=1),
+    Case("ship", 3, 8, kappas=(0.7,), steps=1),
+    Case("ship", 3, 8, 1 - 8 / 256, kappas=(0.7,), steps=1),
+    Case("ship", 3, 8, 1 - 8 / 768, kappas=(0.7,), microbatches=96, steps=1),
+)
+HELPERS = (
+    Case(fill="forwards"),
+    Case("ship", 1, 1, 22 / 28),
+    Case("ship", 1, 1),
+    Case("ship", 1, 1, 22 / 28, link=NVLINK),
+    Case("ship", 1, 1, link=NVLINK),
+    Case("ship", 1, 1, 22 / 28, ahead=2, link=NVLINK, steps=1),
+    Case("ship", 1, 1, ahead=2, link=NVLINK, steps=1),
+    Case(fill="nothing", steps=1),
+)
+"""Of 28 microbatches."""
+COLUMNS = (
+    *("case", "ms a microbatch", "helper's speed", "forward", "backward", "gain", "predicted; off by"),
+    *("helper GiB", "trainer GiB"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,18 +91,50 @@ class Plan:
 
     sizes: Sizes
     microbatches: int
-    steps: int
-    kappas: tuple[float, ...]
-    timeout: float
-    """Seconds of a case."""
+    four: tuple[Case, ...] = FOUR
+    eleven: tuple[Case, ...] = ELEVEN
+
+
+@dataclass(frozen=True)
+class Base:
+    """Ordinary training, as measured."""
+
+    passes: Mapping[str, tuple[float, float]]
+    """By kappa, seconds of forward and backward, with waits."""
+    each: Mapping[float, float]
+    """By kappa, seconds of a microbatch in a step."""
+    shipped: float
+    """Bytes."""
+    weights: float
+    """Bytes."""
 
 
 def plan_of(options: Options) -> Plan:
     """By the options; tiny runs on two cores."""
-    if options.tiny:
-        sizes = SIZES if options.cuda else TINY
-        return Plan(sizes, 4, 1, (0.0, 0.7), 90.0)
-    return Plan(SIZES, 32, 2, KAPPAS, 90.0)
+    if not options.tiny:
+        return Plan(SIZES, MICROBATCHES)
+    sizes = SIZES if options.cuda else TINY
+    small = tuple(replace(one, kappas=one.kappas[:1], steps=1, microbatches=0) for one in FOUR[:5])
+    eleven = tuple(replace(one, steps=1, microbatches=0) for one in ELEVEN[:2]) if options.cuda else ()
+    return Plan(sizes, 8, small, eleven)
+
+
+def shares_of(report: Report, sizes: Sizes, environment: Mapping[str, str]) -> dict[int, int]:
+    """What is taken in the place of each share: with some, cuBLAS computes products in part only."""
+    wanted = (QUARTER, ELEVENTH, HELPER, TRAINER_BESIDE, HELPER_BESIDE)
+    if not report.options.cuda:
+        return {share: share for share in wanted}
+    kept = sizes.hidden // sizes.heads * sizes.groups
+    layers = {
+        (sizes.hidden, sizes.hidden),
+        (kept, sizes.hidden),
+        (sizes.inner, sizes.hidden),
+        (sizes.hidden, sizes.inner),
+    }
+    layers |= {(words, sizes.hidden) for words in (sizes.vocabulary, WORDS_BESIDE)}
+    found = whole_shares(wanted, [(sizes.sequence, *layer) for layer in sorted(layers)], environment)
+    report.note("shares with which products are whole: " + ", ".join(f"{a} % for {b} %" for b, a in found.items()))
+    return found
 
 
 def main() -> None:
@@ -88,44 +144,57 @@ def main() -> None:
     report = Report("fbd_gpu", options)
     plan = plan_of(options)
     with multi_process_service(options.cuda) as environment:
-        if report.wants("kappa"):
-            with report.attempt("kappa"):
-                sweep(report, plan, environment)
-        if report.wants("helpers"):
-            with report.attempt("helpers"):
-                helpers(report, plan, environment)
-        if report.wants("exact"):
-            with report.attempt("exact"):
-                exact(report, plan, environment)
+        shares = shares_of(report, plan.sizes, environment)
+        pieces = {
+            "kappa": lambda: sweep(report, plan, plan.four, [shares[QUARTER]] * 4, environment),
+            "helpers": lambda: helpers(report, plan, shares, environment),
+            "eleven": lambda: sweep(report, plan, plan.eleven, [shares[ELEVENTH]] * 11, environment),
+            "exact": lambda: exact(report, plan, environment),
+        }
+        for name, piece in pieces.items():
+            if report.wants(name):
+                with report.attempt(name):
+                    piece()
     for table in report.tables:
         sys.stdout.write(markdown(table) + "\n")
     sys.stdout.write("\n".join(f"- {note}" for note in report.notes) + "\n")
 
 
-def run_case(
-    options: Options,
+def run_cases(
+    report: Report,
     plan: Plan,
-    case: Case,
+    cases: Sequence[Case],
     gpus: Sequence[int],
     shares: Sequence[int],
     environment: Mapping[str, str],
-    forward: float = 0.0,
     *,
     exact: bool = False,
 ) -> list[dict[str, Any]]:
-    """Its processes, each on a GPU of which it has a share; what they measured."""
-    kappas = plan.kappas[::2] if case.way in TWICE else plan.kappas
-    told = Told(options.device, plan.sizes, case, kappas, plan.steps, plan.microbatches, "ucx", tuple(gpus), forward)
-    told = replace(told, exact=exact)
-    per_rank = [{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)} for share in shares]
-    return run_job(
-        [WORKER, json.dumps(asdict(told))],
-        options,
-        ranks=case.world,
-        timeout=plan.timeout,
-        environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **environment},
-        per_rank=per_rank,
-    )
+    """All cases in one set of processes, each on a GPU of which it has a share; what each process measured: ``alone``,
+    and ``cases``, of which some are missing if that failed."""
+    options = report.options
+    told = Told(options.device, plan.sizes, tuple(cases), plan.microbatches, tuple(gpus), exact=exact)
+    try:
+        return run_job(
+            [WORKER, json.dumps(asdict(told))],
+            options,
+            ranks=len(gpus),
+            timeout=report.left() + 30,
+            environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **environment},
+            per_rank=[{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)} for share in shares],
+        )
+    except JobError as error:
+        report.fail("a job", str(error))
+        if not all(error.results):
+            raise
+        return error.results
+
+
+def of_case(ranks: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    """What its processes measured; nothing if they did not come to it."""
+    if any(len(one["cases"]) <= number for one in ranks):
+        return []
+    return [one["cases"][number] for one in ranks]
 
 
 def step_seconds(ranks: Sequence[Mapping[str, Any]]) -> dict[float, list[float]]:
@@ -143,207 +212,214 @@ def step_seconds(ranks: Sequence[Mapping[str, Any]]) -> dict[float, list[float]]
 # --------------------------------------------------------------------------------------------------------------- kappa
 
 
-def sweep(report: Report, plan: Plan, environment: Mapping[str, str]) -> None:
-    """The cases, dealt out to the GPUs; ordinary training on each of them first."""
-    gpus = min(report.options.gpus, 2) if report.options.cuda else 1
-    with ThreadPoolExecutor(gpus) as pool:
-        parts = [pool.submit(_sweep_on, report, plan, environment, gpu, CASES[gpu::gpus]) for gpu in range(gpus)]
-        found = [one.result() for one in parts]
+def sweep(
+    report: Report, plan: Plan, cases: Sequence[Case], shares: Sequence[int], environment: Mapping[str, str]
+) -> None:
+    """Cases of equal devices; the first is ordinary training."""
+    if not cases:
+        return
+    ranks = run_cases(report, plan, cases, [0] * len(shares), shares, environment)
+    base = base_of(plan, ranks)
+    has = sorted({one["alone"].get("multiprocessors", 0) for one in ranks})
+    report.note(
+        f"{len(shares)} devices with {has} multiprocessors: while all do the same without waits, a forward takes "
+        f"{_span(ranks, 'forward')} ms and a backward {_span(ranks, 'backward')} ms; a shipment has "
+        f"{base.shipped / 2**20:.0f} MiB, the weights {base.weights / 2**20:.0f}"
+    )
     rows: list[list[str]] = []
+    passes: list[list[str]] = []
     memory: list[list[str]] = []
-    for gpu, results in enumerate(found):
-        ordinary = results.get(ORDINARY)
-        if ordinary is None:
-            continue
-        unit, back = ordinary[0]["forward"], ordinary[0]["backward"]
-        report.note(
-            f"GPU {gpu}: forward {unit * 1e3:.2f} ms, backward {back * 1e3:.2f} ms ({back / unit:.2f} forwards) of a "
-            f"microbatch while all four devices do the same; {plan.microbatches} microbatches of each training device "
-            f"in a step, {plan.steps} steps; a shipment has {ordinary[0]['shipped'] / 2**20:.0f} MiB"
-        )
-        for case, ranks in results.items():
-            rows.append([f"GPU {gpu}", _name(case), *_cells(plan, ordinary, case, ranks)])
-            memory.append([f"GPU {gpu}", _name(case), *_peaks(ranks)])
-    columns = ["", "case", *(f"kappa {one:g}" for one in plan.kappas)]
-    report.table("Step in ms; per device, ordinary = 1: measured (predicted; off by)", columns, rows)
+    for number, case in enumerate(cases):
+        measured = of_case(ranks, number)
+        if measured:
+            rows.append([str(case), str(case.microbatches or plan.microbatches), *_cells(plan, base, case, measured)])
+            passes += [[str(case), *row] for row in _pass_rows(case, measured)]
+            memory.append([str(case), *_peaks(measured)])
+    columns = ["case", "microbatches", *(f"kappa {one:g}" for one in cases[0].kappas)]
+    title = f"{len(shares)} devices: step in ms; per device, ordinary = 1: measured (predicted; off by)"
+    report.table(title, columns, rows)
     report.table(
-        "Peak memory in GiB, of PyTorch's allocator",
-        ["", "case", "forward device", "training device"],
+        f"{len(shares)} devices: ms of passes on the device, with waits, fastest to slowest device",
+        ["case", "kappa", "forward device", "training device: forward", "backward"],
+        passes,
+    )
+    report.table(
+        f"{len(shares)} devices: peak memory in GiB, of PyTorch's allocator",
+        ["case", "forward device", "training device"],
         memory,
     )
 
 
-def _sweep_on(
-    report: Report, plan: Plan, environment: Mapping[str, str], gpu: int, cases: Sequence[Case]
-) -> dict[Case, list[dict[str, Any]]]:
-    options = replace(report.options, out=report.options.out / f"gpu{gpu}")
-    found: dict[Case, list[dict[str, Any]]] = {}
-    forward = 0.0
-    for case in (ORDINARY, *cases):
-        if not report.wants("kappa"):
-            break
-        with report.attempt(f"GPU {gpu}, {case}"):
-            gpus, shares = [gpu] * case.world, [SHARE] * case.world
-            found[case] = run_case(options, _in_time(report, plan), case, gpus, shares, environment, forward)
-            forward = forward or sum(one["forward"] for one in found[case]) / case.world
-    return found
+def base_of(plan: Plan, ranks: Sequence[Mapping[str, Any]]) -> Base:
+    """Of ordinary training, which was first."""
+    measured = of_case(ranks, 0)
+    each = {kappa: _mean(some) / plan.microbatches for kappa, some in step_seconds(measured).items()}
+    mine = [one for one in measured if one["role"] == "ordinary"]
+    passes = {
+        name: (_mean([one["passes"][name][0] for one in mine]), _mean([one["passes"][name][1] for one in mine]))
+        for name in mine[0]["passes"]
+    }
+    alone = ranks[0]["alone"]
+    return Base(passes, each, alone["shipped"], alone["weights"])
 
 
-def _in_time(report: Report, plan: Plan) -> Plan:
-    """No case takes much longer than there is time."""
-    return replace(plan, timeout=min(plan.timeout, report.left() + 30))
+def predicted(plan: Plan, base: Base, case: Case, kappa: float, rate: float, speed: float = 1.0) -> float:
+    """Seconds of a step, by the adviser's simulation, from ordinary training's own times at that kappa.
+
+    Args:
+        rate: bytes a second of a forward device's link.
+        speed: of a forward device's forward, with a trainer's as 1.
+    """
+    forward, backward = base.passes[f"{kappa:g}"]
+    microbatches = (case.microbatches or plan.microbatches) * case.backwards
+    by = helpers_of(microbatches, case.forwards, case.backwards, case.helped) if case.forwards else {}
+    partners = partners_of(by, case.backwards)
+    ahead = case.ahead or ahead_of(0, case.forwards, case.backwards, partners)
+    twice = case.way in ("recompute", "again")
+    alone = Stage(
+        own_forward=forward,
+        helper_forward=base.passes["0"][0] / speed,
+        ship=base.shipped / rate if rate and case.way == "ship" else 0.0,
+        backward=backward + (forward if case.way == "recompute" else 0.0),
+        helped_backward=backward + (forward if twice else 0.0),
+        cap=1,
+        ahead=ahead,
+        refresh=case.forwards * base.weights / rate if rate else 0.0,
+        latency=NOTICED,
+    )
+    return run(Flow((alone,), microbatches, case.backwards, case.forwards, case.helped)).makespan
 
 
-def _name(case: Case) -> str:
-    share = "" if case.helped == 1 else f", {case.helped:.0%} of the forwards"
-    return NAMES[case.way] + (f" {case.forwards}:{case.backwards}{share}" if case.forwards else "")
-
-
-def _cells(
-    plan: Plan, ordinary: Sequence[Mapping[str, Any]], case: Case, ranks: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    base, mine = step_seconds(ordinary), step_seconds(ranks)
+def _cells(plan: Plan, base: Base, case: Case, measured: Sequence[Mapping[str, Any]]) -> list[str]:
+    mine = step_seconds(measured)
+    rate = case.link or max(one["rate"] for one in measured)
     cells: list[str] = []
-    for kappa in plan.kappas:
+    for kappa in base.each:
         if kappa not in mine:
             cells.append("")
             continue
         seconds = _mean(mine[kappa])
-        if case == ORDINARY:
-            predicted = predicted_step(plan, ordinary, kappa)
-            cells.append(f"{seconds * 1e3:.0f} ms ({predicted * 1e3:.0f}; {seconds / predicted - 1:+.1%})")
+        if case.way == "ordinary":
+            cells.append(f"{seconds * 1e3:.0f} ms")
             continue
-        each = case.backwards / case.world  # microbatches of a device, for each of a training device
-        gain = each * _mean(base[kappa]) / seconds
-        expected = predicted_gain(plan, ordinary, kappa, case)
+        done = case.backwards * (case.microbatches or plan.microbatches) / case.world  # by each device
+        expected = done * base.each[kappa] / predicted(plan, base, case, kappa, rate)
+        gain = done * base.each[kappa] / seconds
         cells.append(f"{seconds * 1e3:.0f} ms, {gain:.3f} ({expected:.3f}; {gain / expected - 1:+.1%})")
     return cells
+
+
+def _pass_rows(case: Case, measured: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for kappa in case.kappas:
+        found = {
+            (role == "forward", place): [one["passes"][f"{kappa:g}"][place] for one in measured if one["role"] == role]
+            for role in ("forward", "backward" if case.forwards else "ordinary")
+            for place in (0, 1)
+        }
+        rows.append([f"{kappa:g}", *(_least_to_most(found[key]) for key in ((True, 0), (False, 0), (False, 1)))])
+    return rows
+
+
+def _least_to_most(seconds: Sequence[float]) -> str:
+    if not any(seconds):
+        return ""
+    return f"{min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f}"
+
+
+def _span(ranks: Sequence[Mapping[str, Any]], name: str) -> str:
+    return _least_to_most([one["alone"][name] for one in ranks])
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _peaks(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    peaks = {
-        role: max((one["peak"] / 2**30 for one in ranks if (one["role"] == "forward") == role), default=0.0)
-        for role in (True, False)
-    }
-    return [f"{peaks[True]:.1f}" if peaks[True] else "", f"{peaks[False]:.1f}"]
-
-
-def training_of(plan: Plan, measured: Sequence[Mapping[str, Any]], kappa: float, tp: int) -> Training:
-    """What the adviser is told: times of a device's own part of a microbatch at TP ``tp``, which is that of one of
-    ``tp`` sequences."""
-    forward, backward = (_mean([one[name] for one in measured]) for name in ("forward", "backward"))
-    exposed = kappa * forward if tp > 1 else 0.0
-    sizes = plan.sizes
-    each = 2 * sizes.hidden * sizes.sequence * sizes.layers
-    return Training(
-        (forward,), (backward,), (exposed,), (exposed,), tp, plan.microbatches, sizes.layers, sizes.hidden,
-        sizes.sequence, tp, sizes.vocabulary, saved=measured[0]["shipped"] / each,
-    )  # fmt: skip
-
-
-def predicted_step(plan: Plan, ordinary: Sequence[Mapping[str, Any]], kappa: float) -> float:
-    """Seconds, of ordinary training."""
-    training = training_of(plan, ordinary, kappa, 2)
-    return predict(training, Devices(memory=1e12), Candidate(Way.ORDINARY, 1, 2, 2)).step
-
-
-def predicted_gain(plan: Plan, ordinary: Sequence[Mapping[str, Any]], kappa: float, case: Case) -> float:
-    """Throughput for each device with ordinary training as 1, as ``trimtab fbd advise`` has it."""
-    tp = case.backwards if case.forwards else 2
-    training = training_of(plan, ordinary, kappa, tp)
-    devices = Devices(memory=1e12, bandwidth=400e9)
-    now = predict(training, devices, Candidate(Way.ORDINARY, 1, tp, tp))
-    split = Candidate(WAYS[case.way], 1, tp, 1 if case.forwards else tp, 1 if case.forwards else 0, 1, case.helped)
-    return predict(training, devices, split).throughput / now.throughput
+def _peaks(measured: Sequence[Mapping[str, Any]]) -> list[str]:
+    """GiB of the fullest forward device, and of the fullest that trains."""
+    forward = [one["peak"] / 2**30 for one in measured if one["role"] == "forward"]
+    trains = [one["peak"] / 2**30 for one in measured if one["ends"]]
+    return [f"{max(forward):.1f}" if forward else "", f"{max(trains):.1f}"]
 
 
 # ------------------------------------------------------------------------------------------------------------- helpers
 
 
-def helpers(report: Report, plan: Plan, environment: Mapping[str, str]) -> None:
+def helpers(report: Report, plan: Plan, whole: Mapping[int, int], environment: Mapping[str, str]) -> None:
     """A trainer alone, then with a forward-only helper: on one GPU they share it in that proportion; on two each has
-    one, of which the helper may use 35 %."""
-    options = replace(report.options, out=report.options.out / "helpers")
+    one, of which the helper may use 35 %. On one, ordinary training has the helper run forwards beside it, too: both
+    would be slower beside each other than alone. A link as between two GPUs is emulated there. ``here``: shares of the
+    two on one GPU."""
+    options = report.options
     apart = options.cuda and options.gpus > 1
-    gpus, shares = ([0, 1], [100, 35]) if apart else ([0, 0], [74, 26])
-    plan = replace(plan, kappas=(0.0,), steps=2 * plan.steps, microbatches=28 if not options.tiny else 7)
-    if options.cuda and not options.tiny:
-        plan = replace(plan, sizes=replace(plan.sizes, layers=4))
-    alone = run_case(options, plan, Case(), gpus[:1], shares[:1], environment)
-    base = _mean(step_seconds(alone)[0.0])
-    rows = [["trainer alone", f"{base * 1e3:.0f}", "1.000", "", "", f"{alone[0]['peak'] / 2**30:.1f}"]]
-    for case in (Case("ship", 1, 1, helped=6 / 7), Case("ship", 1, 1)):
-        if not report.wants("helpers"):
-            break
-        with report.attempt(f"helpers, {case}"):
-            timely = _in_time(report, plan)
-            ranks = run_case(options, timely, case, gpus, shares, environment, alone[0]["forward"])
-            seconds = _mean(step_seconds(ranks)[0.0])
-            speed = alone[0]["forward"] / next(one["forward"] for one in ranks if one["role"] == "forward")
-            expected = _helped_gain(plan, alone, case, speed)
-            forward, trainer = _peaks(ranks)
-            gain = base / seconds
-            cells = (f"{gain:.3f}", f"{expected:.3f}; {gain / expected - 1:+.1%}", forward, trainer)
-            rows.append([f"{_name(case)}, helper at {speed:.2f}", f"{seconds * 1e3:.0f}", *cells])
-    where = "on a GPU each, joined by NVLink" if apart else "on one GPU"
-    title = f"A trainer and a forward-only helper, {where}, MPS {shares[0]} % and {shares[1]} %"
-    report.table(title, ["case", "step, ms", "gain", "predicted; off by", "helper GiB", "trainer GiB"], rows)
+    gpus = [0, 1] if apart else [0, 0]
+    shares = [100, whole[HELPER]] if apart else [whole[TRAINER_BESIDE], whole[HELPER_BESIDE]]
+    layers = 4 if options.cuda and not options.tiny else plan.sizes.layers
+    plan = replace(plan, sizes=replace(plan.sizes, layers=layers, vocabulary=WORDS_BESIDE), microbatches=HELPED)
+    if options.tiny:
+        plan = replace(plan, microbatches=7)
+    cases: tuple[Case, ...] = HELPERS
+    if apart:
+        cases = (Case(fill="nothing"), *(replace(one, link=0.0) for one in HELPERS[3:-1]))
+    if options.tiny:
+        cases = tuple(replace(one, steps=1, link=one.link and 1e9) for one in cases)
+    ranks = run_cases(report, plan, cases, gpus, shares, environment)
+    base = base_of(plan, ranks)
+    rows: list[list[str]] = []
+    for number, case in enumerate(cases):
+        measured = of_case(ranks, number)
+        if not measured:
+            continue
+        seconds = _mean(step_seconds(measured)[0.0]) / plan.microbatches
+        gain = base.each[0.0] / seconds
+        if not case.forwards:
+            cells = (*_times(measured, 0), f"{gain:.3f}", "", *_peaks(measured))
+            rows.append([str(case), f"{seconds * 1e3:.2f}", *cells])
+            continue
+        forward = next(one for one in measured if one["role"] == "forward")
+        speed = base.passes["0"][0] / forward["passes"]["0"][0]
+        step = predicted(plan, base, case, 0.0, case.link or forward["rate"], speed)
+        expected = base.each[0.0] * plan.microbatches / step
+        said = f"{expected:.3f}; {gain / expected - 1:+.1%}"
+        cells = (*_times(measured, speed), f"{gain:.3f}", said, *_peaks(measured))
+        rows.append([str(case), f"{seconds * 1e3:.2f}", *cells])
+    where = "on a GPU each" if apart else "on one GPU"
+    report.table(
+        f"A trainer and a forward-only helper, {where}, MPS {shares[0]} % and {shares[1]} %",
+        COLUMNS,
+        rows,
+    )
+
+
+def _times(measured: Sequence[Mapping[str, Any]], speed: float) -> list[str]:
+    """The helper's speed, and ms of passes: the helper's forward (or the trainer's), the trainer's backward."""
+    forwards = [one["passes"]["0"][0] for one in measured if one["passes"] and one["passes"]["0"][0]]
+    backwards = [one["passes"]["0"][1] for one in measured if one["passes"] and one["passes"]["0"][1]]
+    return [f"{speed:.2f}" if speed else "", f"{max(forwards) * 1e3:.1f}", f"{max(backwards) * 1e3:.1f}"]
 
 
 def exact(report: Report, plan: Plan, environment: Mapping[str, str]) -> None:
     """Losses of the last of some steps with forwards apart, and those of ordinary training on one device: of the same
     microbatches, by deterministic kernels."""
     options = report.options
-    plan = replace(plan, kappas=(0.0,), steps=2, microbatches=4)
+    plan = replace(plan, sizes=replace(plan.sizes, layers=2), microbatches=4)
+    cases = (
+        Case(fill="nothing"),
+        Case("ship", 1, 1),
+        Case("again", 1, 1),
+        Case("ship", 1, 1, 0.5),
+    )
     gpus = [0, 1] if options.cuda and options.gpus > 1 else [0, 0]
-    sizes = {"": plan.sizes} | ({", 8192 tokens": replace(plan.sizes, sequence=8192)} if options.cuda else {})
-    cases = {
-        "ordinary": (Case(), gpus[:1]),
-        "ship, one GPU": (Case("ship", 1, 1), gpus[:1] * 2),
-        "ship, two GPUs": (Case("ship", 1, 1), gpus),
-        "recompute, two GPUs": (Case("again", 1, 1), gpus),
-        "ship, half of the forwards": (Case("ship", 1, 1, helped=0.5), gpus),
-    }
-    found: dict[str, list[float]] = {}
-
-    def losses(name: str, case: Case, on: list[int], size: Sizes) -> None:
-        with report.attempt(f"exact, {name}"):
-            own = replace(options, out=options.out / ("exact-" + "".join(c if c.isalnum() else "-" for c in name)))
-            timely = replace(_in_time(report, plan), sizes=size)
-            ranks = run_case(own, timely, case, on, [50] * case.world, environment, exact=True)
-            found[name] = ranks[0]["losses"]
-
-    with ThreadPoolExecutor(len(cases) * len(sizes)) as pool:
-        for size, of in sizes.items():
-            for name, (case, on) in cases.items():
-                pool.submit(losses, name + size, case, on, of)
-    rows = [
-        [name, " ".join(f"{loss:.6f}" for loss in each), _difference(each, found.get("ordinary" + _size(name), []))]
-        for name, each in sorted(found.items())
-    ]
+    ranks = run_cases(report, plan, cases, gpus, [50, 50], environment, exact=True)
+    found = [(case, measured[0]["losses"]) for n, case in enumerate(cases) if (measured := of_case(ranks, n))]
+    rows = [[str(case), " ".join(f"{x:.6f}" for x in each), _difference(each, found[0][1])] for case, each in found]
     report.table("Losses of the last step's microbatches, and their greatest difference", ["case", "losses", ""], rows)
-
-
-def _size(name: str) -> str:
-    return ", 8192 tokens" if name.endswith("tokens") else ""
 
 
 def _difference(losses: Sequence[float], expected: Sequence[float]) -> str:
     if len(losses) != len(expected):
         return "?"
     return f"{max(abs(a - b) for a, b in zip(losses, expected, strict=True)):g}"
-
-
-def _helped_gain(plan: Plan, alone: Sequence[Mapping[str, Any]], case: Case, speed: float) -> float:
-    training = training_of(plan, alone, 0.0, 1)
-    devices, helping = Devices(memory=1e12, bandwidth=200e9), Helpers(1, speed, memory=1e12)
-    split = Candidate(WAYS[case.way], 1, 1, 1, 1, 1, case.helped, on_helpers=True)
-    now = predict(training, devices, Candidate(Way.ORDINARY, 1, 1, 1))
-    return predict(training, devices, split, helping).throughput / now.throughput
 
 
 if __name__ == "__main__":

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import gc
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from fbd_gpu_parts import Case, ExposedLayer, Exposure, Mark, Measured, Passes, SlowerLink, Told, median
 from multi_gpu_part import tell
 from pipeline_gpu_model import Model, Sizes, loss_of
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 from trimtab.config import load
 from trimtab.fbd.execute.backward import BackwardRank
 from trimtab.fbd.execute.forward import ForwardRank
 from trimtab.fbd.execute.program import Program, Tensors
-from trimtab.fbd.ranks import Layout, Role, VirtualRank
+from trimtab.fbd.ranks import Layout, Role
 from trimtab.fbd.split.places import Places
 from trimtab.fbd.split.random_states import RandomStates
 from trimtab.fbd.split.skeleton import shipment_of
@@ -31,162 +32,34 @@ from trimtab.transport.opening import group_exchange, open_transport
 
 PATIENCE = 40.0
 _BATCHES = 8
-_CYCLES = 20_000_000
-"""Of the busy wait by which cycles are turned into seconds."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A way to train."""
-
-    way: str = "ordinary"
-    """ordinary, recompute (ordinary with full recompute), ship, again (the stage's input is sent)."""
-    forwards: int = 0
-    """Devices that run forwards only."""
-    backwards: int = 1
-    """Devices that train."""
-    helped: float = 1.0
-    """Share of the microbatches whose forwards run on the forward devices."""
-
-    @property
-    def world(self) -> int:
-        """Processes."""
-        return self.forwards + self.backwards
-
-    def __str__(self) -> str:
-        if not self.forwards:
-            return self.way
-        share = "" if self.helped == 1 else f", {self.helped:.0%} of the forwards"
-        return f"{self.way} {self.forwards}:{self.backwards}{share}"
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a process is told."""
-
-    device: str
-    sizes: Sizes
-    case: Case
-    kappas: tuple[float, ...]
-    steps: int
-    """Measured ones at each kappa."""
-    microbatches: int
-    """Of each training device in a step."""
-    transport: str = "ucx"
-    gpus: tuple[int, ...] = ()
-    """That of each process."""
-    forward: float = 0.0
-    """Seconds of a forward by which waits are set; 0: as measured here."""
-    ahead: int = 2
-    exact: bool = False
-    """With deterministic kernels, so that losses can be compared bit for bit."""
-
-    @classmethod
-    def read(cls, text: str) -> Told:
-        """The way back from JSON."""
-        told = json.loads(text)
-        sizes = Sizes(**{**told.pop("sizes"), "microbatches": ()})
-        lists = {name: tuple(told.pop(name)) for name in ("kappas", "gpus")}
-        return cls(sizes=sizes, case=Case(**told.pop("case")), **lists, **told)
-
-
-@dataclass
-class Exposure:
-    """Emulated tensor parallel communication that no compute hides: the device's stream is blocked for so long."""
-
-    cuda: bool
-    cycles: float = 1.0
-    """A second."""
-    forward: float = 0.0
-    """Seconds in each layer's forward, and in its backward."""
-    backward: float = 0.0
-    checkpoint: bool = False
-
-    def wait(self, seconds: float) -> None:
-        """On the device; on a CPU here."""
-        if seconds <= 0:
-            return
-        if self.cuda:
-            torch.cuda._sleep(int(seconds * self.cycles))
-        else:
-            time.sleep(seconds)
-
-
-class _Exposed(torch.autograd.Function):
-    """The identity, which takes its time both ways."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exposure: Exposure) -> Tensor:
-        ctx.exposure = exposure
-        exposure.wait(exposure.forward)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        ctx.exposure.wait(ctx.exposure.backward)
-        return gradients[0], None
-
-
-class ExposedLayer(nn.Module):
-    """A layer and its emulated communication."""
-
-    def __init__(self, layer: nn.Module, exposure: Exposure) -> None:
-        super().__init__()
-        self.layer, self.exposure = layer, exposure
-
-    def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
-        """As the layer's."""
-        if self.exposure.checkpoint:
-            found = checkpoint(self._through, x, *tables, use_reentrant=False)
-            assert isinstance(found, Tensor)
-            return found
-        return self._through(x, *tables)
-
-    def _through(self, x: Tensor, *tables: Tensor) -> Tensor:
-        return _Exposed.apply(self.layer(x, *tables), self.exposure)  # type: ignore[return-value]
-
-
-@dataclass
-class Measured:
-    """What a process tells."""
-
-    role: str = ""
-    ends: list[tuple[float, float]] = field(default_factory=list)
-    """Kappa and the end of each step, by the host's monotonic clock; the first step does not count."""
-    peak: int = 0
-    forward: float = 0.0
-    """Seconds of a forward and of a backward of a microbatch, without waits, while all processes do the same."""
-    backward: float = 0.0
-    shipped: int = 0
-    """Bytes of a microbatch's shipment."""
-    losses: list[float] = field(default_factory=list)
-    """Of the last step."""
-    waited: float = 0.0
-    """Seconds that the forward device's host spent in its last step."""
 
 
 class Process:
     """One of them."""
 
-    def __init__(self, rank: int, told: Told) -> None:
-        self.rank, self.told = rank, told
+    def __init__(self, rank: int, told: Told, store: dist.TCPStore) -> None:
+        self.rank, self.told, self.store = rank, told, store
         self.cuda = told.device == "cuda"
         self.device = torch.device("cuda", told.gpus[rank]) if self.cuda else torch.device("cpu")
         if self.cuda:
             torch.cuda.set_device(self.device)
-        model = Model(told.sizes, 1, self.device)
-        model.fill((0,))
-        (self.module,) = model.parts((0,))
-        self.exposure = Exposure(self.cuda)
+        self.model = Model(told.sizes, 1, self.device)
+        self.model.fill((0,))
+        (self.module,) = self.model.parts((0,))
+        self.exposure = Exposure(self.device, idle=told.idle)
         self.module.layers = nn.ModuleList(ExposedLayer(one, self.exposure) for one in self.module.layers)
+        self.microbatches = told.microbatches
         self.batches = _batches(told.sizes, self.cuda)
-        self.measured = Measured()
+        self.alone: dict[str, float] = {}
+        """Of a microbatch while all processes do the same, without waits."""
+        self.over = 0
+        """Processes that have done their part of a case, once this one is over."""
 
     def stage(self, module: nn.Module, inputs: Tensors, batch: Tensors) -> Tensors:
         """A microbatch's loss, of its part of the step's."""
         del inputs  # of a stage before, and there is none
         tokens, targets = (one.to(self.device, non_blocking=True) for one in batch)
-        return (loss_of(module(tokens), targets) / self.told.microbatches,)
+        return (loss_of(module(tokens), targets) / self.microbatches,)
 
     def batch(self, step: int, cell: int, microbatch: int) -> Tensors:
         """Tokens on the host, which to compare takes no wait for the device."""
@@ -195,9 +68,9 @@ class Process:
 
     def calibrate(self) -> None:
         """Forward and backward while all processes do the same, and the speed of the busy wait."""
-        told, cuda = self.told, self.cuda
+        cuda = self.cuda
         forward, backward = [], []
-        for number in range(5):
+        for number in range(10):
             if number == 1:
                 dist.barrier()
             marks = [Mark(cuda)]
@@ -206,24 +79,23 @@ class Process:
             loss.backward()
             marks.append(Mark(cuda))
             self.rest()
-            if number > 1:
+            if number > 3:
                 forward.append(marks[1].since(marks[0]))
                 backward.append(marks[2].since(marks[1]))
         held = [*self.module.parameters(), *self.module.buffers()]
         batch = self.batch(0, 0, 0)
         _, shipment = shipment_of(lambda: self.stage(self.module, (), batch), Places(held, batch))
-        self.measured.shipped = shipment.manifest.bytes
+        self.alone = {"forward": median(forward), "backward": median(backward)}
+        self.alone["shipped"] = shipment.manifest.bytes
+        self.alone["weights"] = sum(one.numel() * one.element_size() for one in held)
         self.module.zero_grad()
         if cuda:
-            marks = [Mark(cuda)]
-            torch.cuda._sleep(_CYCLES)
-            marks.append(Mark(cuda))
-            self.rest()
-            self.exposure.cycles = _CYCLES / marks[1].since(marks[0])
-        self.measured.forward, self.measured.backward = _median(forward), _median(backward)
-        everybody: list[Any] = [None] * told.case.world
-        dist.all_gather_object(everybody, self.measured.forward)
-        self.forward = told.forward or sum(everybody) / len(everybody)
+            self.alone["multiprocessors"] = torch.cuda.get_device_properties(self.device).multi_processor_count
+        dist.barrier()
+        self.exposure.calibrate()
+        everybody: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everybody, self.alone["forward"])
+        self.forward = self.alone["unit"] = sum(everybody) / len(everybody)
 
     def expose(self, kappa: float, *, forward: bool) -> None:
         """Waits of kappa forwards, spread over the layers."""
@@ -235,25 +107,74 @@ class Process:
         if self.cuda:
             torch.cuda.synchronize()
 
-    def kappas(self) -> Iterator[tuple[int, float]]:
-        """Of each step, its number and kappa; the first is there to warm up."""
-        wanted = [self.told.kappas[0], *(one for one in self.told.kappas for _ in range(self.told.steps))]
-        return enumerate(wanted)
-
-    def run(self) -> Measured:
-        """All steps."""
+    def run(self) -> Iterator[Measured]:
+        """All cases, one after the other."""
         self.calibrate()
-        if self.cuda:
-            self.rest()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        dist.barrier()
-        if self.told.case.forwards:
-            self._apart()
-        else:
-            self._ordinary()
-        self.measured.peak = torch.cuda.max_memory_allocated() if self.cuda else 0
-        return self.measured
+        for case in self.told.cases:
+            self.measured = Measured()
+            self.microbatches = case.microbatches or self.told.microbatches
+            self.exposure.checkpoint = False
+            if self.told.exact:
+                self._begin_anew()
+            gc.collect()
+            if self.cuda:
+                self.rest()
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            group = dist.new_group(list(range(case.world)))
+            self.over += case.world
+            dist.barrier()
+            if self.rank >= case.world:
+                self._fill(case)
+            elif case.forwards:
+                self._apart(case, group)
+            else:
+                self._ordinary(case)
+            if self.rank < case.world:
+                self._over()
+            self.measured.peak = torch.cuda.max_memory_allocated() if self.cuda else 0
+            self.module.zero_grad()
+            dist.barrier()
+            yield self.measured
+
+    def _begin_anew(self) -> None:
+        """With the weights of the first case."""
+        self.model.fill((0,))
+        for one in self.module.parameters():
+            if one.ndim == 1:
+                nn.init.ones_(one)
+
+    def _over(self) -> None:
+        """The others need not go on."""
+        self.store.add("over", 1)
+
+    def _kappas(self, case: Case) -> Iterator[tuple[int, float]]:
+        """Of each step, its number and kappa; the first is there to warm up."""
+        wanted = [case.kappas[0], *(one for one in case.kappas for _ in range(case.steps))]
+        for step, kappa in enumerate(wanted):
+            if self.rank == 0:
+                self.store.set("kappa", str(kappa))
+            yield step, kappa
+
+    def _fill(self, case: Case) -> None:
+        """Keep the device as busy as it is in ordinary training, until all that are measured are done."""
+        self.measured.role = case.fill
+        under_way = deque[Mark]()
+        number = 0
+        while self.store.add("over", 0) < self.over:
+            if case.fill == "nothing":
+                time.sleep(0.02)
+                continue
+            self.expose(float(self.store.get("kappa")), forward=True)
+            with nullcontext() if case.fill == "trains" else torch.no_grad():
+                (loss,) = self.stage(self.module, (), self.batch(0, 0, number))
+            if case.fill == "trains":
+                loss.backward()
+            number += 1
+            under_way.append(Mark(self.cuda))
+            if len(under_way) > 2:
+                under_way.popleft().wait()
+        self.rest()
 
     def _finish(self) -> Callable[[nn.Module], None]:
         """The optimizer's step. Gradients are not reduced over replicas: that is the same for every way."""
@@ -265,98 +186,81 @@ class Process:
 
         return finish
 
-    def _ordinary(self) -> None:
+    def _ordinary(self, case: Case) -> None:
         self.measured.role = "ordinary"
-        self.exposure.checkpoint = self.told.case.way == "recompute"
+        self.exposure.checkpoint = case.way == "recompute"
         finish = self._finish()
-        for step, kappa in self.kappas():
+        passes = Passes(self.cuda)
+        for step, kappa in self._kappas(case):
             self.expose(kappa, forward=True)
             losses: list[Tensor] = []
-            for number in range(self.told.microbatches):
-                (loss,) = self.stage(self.module, (), self.batch(step, 0, number))
-                loss.backward()
+            for number in range(self.microbatches):
+                with passes.around_forward(step, number):
+                    (loss,) = self.stage(self.module, (), self.batch(step, 0, number))
+                with passes.around_backward(step, number, last=False):
+                    loss.backward()
                 losses.append(loss.detach())
             finish(self.module)
             self._ended(kappa)
             self.measured.losses = torch.stack(losses).tolist()
+        self.measured.passes = passes.by_kappa(case)
 
     def _ended(self, kappa: float) -> None:
         self.rest()
         self.measured.ends.append((kappa, time.monotonic()))
 
-    def _apart(self) -> None:
-        case = self.told.case
+    def _apart(self, case: Case, group: Any) -> None:
         layout = Layout(1, forwards=case.forwards, backwards=case.backwards)
         settings = load(None, os.environ).config.transport
-        transport = open_transport(
+        transport: Any = open_transport(
             self.told.transport,  # type: ignore[arg-type]
             self.rank,
             case.world,
-            group_exchange(),
+            group_exchange(group),
             settings,
             self.device,
         )
-        random = RandomStates([self.device.index] if self.cuda else [])
-        more: dict[str, Any] = {} if case.helped == 1 else {"helped": case.helped}
+        if case.link:
+            transport = SlowerLink(transport, case.link)
         program = Program(
             layout,
-            self.told.microbatches * case.backwards,
+            self.microbatches * case.backwards,
             self.stage,
             self.batch,
             "ship" if case.way == "ship" else "recompute",
-            ahead=self.told.ahead,
+            ahead=case.ahead or None,
             patience=PATIENCE,
-            random=random,
-            **more,
+            random=RandomStates([self.device.index] if self.cuda else []),
+            helped=case.helped,
+            hooks=(passes := Passes(self.cuda)),
         )
         (rank,) = program.placement.hosted(self.rank)
         self.measured.role = str(rank.role)
         if rank.role is Role.FORWARD:
-            self._forwards(ForwardRank(program, rank, self.module, transport))
+            self._forwards(case, ForwardRank(program, rank, self.module, transport))
+            self.measured.rate = max((one.bytes_per_s for one in transport.links().values()), default=0.0)
         else:
-            self._backwards(program, rank, transport)
+            self._backwards(case, BackwardRank(program, rank, self.module, self._finish(), transport))
+        self.measured.passes = passes.by_kappa(case)
         transport.drain(PATIENCE)
-        dist.barrier()
+        dist.barrier(group)
         transport.close()
 
-    def _forwards(self, worker: ForwardRank) -> None:
+    def _forwards(self, case: Case, worker: ForwardRank) -> None:
         """Nothing is exposed: these are not divided over devices."""
-        for step, kappa in self.kappas():
+        for step, kappa in self._kappas(case):
             self.expose(kappa, forward=False)
-            began = time.monotonic()
             losses = worker.step(step)
-            self.measured.waited = time.monotonic() - began
             self.measured.losses = [float(one) for one in losses]
 
-    def _backwards(self, program: Program, rank: VirtualRank, transport: Any) -> None:
+    def _backwards(self, case: Case, worker: BackwardRank) -> None:
         """Where the forward is run again it is one of a tensor parallel group, as the backward is."""
-        worker = BackwardRank(program, rank, self.module, self._finish(), transport)
-        last = self.told.steps * len(self.told.kappas)
-        for step, kappa in self.kappas():
+        last = case.steps * len(case.kappas)
+        for step, kappa in self._kappas(case):
             self.expose(kappa, forward=True)
             losses = worker.step(step, last=step == last)
             self._ended(kappa)
             self.measured.losses = torch.stack(losses).tolist()
-
-
-class Mark:
-    """A point of the device's stream."""
-
-    def __init__(self, cuda: bool) -> None:
-        self.event = torch.cuda.Event(enable_timing=True) if cuda else None
-        self.time = time.perf_counter()
-        if self.event is not None:
-            self.event.record()
-
-    def since(self, other: Mark) -> float:
-        """Seconds between them."""
-        if self.event is not None and other.event is not None:
-            return other.event.elapsed_time(self.event) / 1e3
-        return self.time - other.time
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _batches(sizes: Sizes, pinned: bool) -> list[Tensors]:
@@ -367,11 +271,12 @@ def _batches(sizes: Sizes, pinned: bool) -> list[Tensors]:
 
 
 @contextmanager
-def joined(rank: int, world: int) -> Iterator[None]:
-    """A member of the processes' group, which only they talk over that have nothing to do."""
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+def joined(rank: int, world: int) -> Iterator[dist.TCPStore]:
+    """A member of the processes' group, which only they talk over that have nothing to do; and its store."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, rank == 0)
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=world)
     try:
-        yield
+        yield store
     finally:
         dist.destroy_process_group()
 
@@ -383,8 +288,12 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(told.exact)
     backend = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if told.device == "cuda" else nullcontext()
-    with joined(rank, told.case.world), backend:
-        tell(vars(Process(rank, told).run()))
+    with joined(rank, len(told.gpus)) as store, backend:
+        process = Process(rank, told, store)
+        cases: list[dict[str, Any]] = []
+        for measured in process.run():
+            cases.append(asdict(measured))
+            tell({"alone": process.alone, "cases": cases})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fbd_gpu import helpers, multi_process_service, plan_of
+from fbd_gpu import helpers, multi_process_service, plan_of, shares_of
 from multi_gpu_part import Report, arguments_of_a_part, markdown, options_of, run_job
 from pipeline_gpu_model import TINY, Sizes
 
@@ -54,7 +54,8 @@ def main() -> None:
             megatron(report, environment, [one for one in arguments.cases.split(",") if one])
     if report.wants("helpers"):
         with report.attempt("helpers"), multi_process_service(options.cuda) as environment:
-            helpers(report, plan_of(options), environment)
+            plan = plan_of(options)
+            helpers(report, plan, shares_of(report, plan.sizes, environment), environment)
     for table in report.tables:
         sys.stdout.write(markdown(table) + "\n")
     sys.stdout.write("\n".join(f"- {note}" for note in report.notes) + "\n")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  (its usual name)
-from fbd_gpu_rank import Mark
+from fbd_gpu_parts import Mark
 from multi_gpu_part import tell
 from pipeline_gpu_model import Layer, Sizes
 from torch import Tensor, nn

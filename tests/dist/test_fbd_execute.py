@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -108,7 +110,9 @@ def _train(process: int, sizes: list[int], mode: Any, dtype: str, spoil: str = "
     program = Program(layout, EACH * layout.backwards, stage, batch, mode, **more)
     placement = program.placement
     placement.fits(dist.get_world_size())
-    transport = open_transport("torch" if spoil != "ucx" else "auto", process, placement.world, group_exchange())
+    kind = "torch" if spoil != "ucx" else "auto"
+    apart = placement.forwards if program.goes_on else ()
+    transport = open_transport(kind, process, placement.world, group_exchange(), apart=apart)
     (rank,) = placement.hosted(process)
     module = modules(getattr(torch, dtype))[rank.stage]
     losses: dict[str, float] = {}
@@ -168,6 +172,34 @@ def _killed(process: int, victim: int, at: list[int], *args: Any) -> list[Any]:
     return ["killed", 0, {}, []]
 
 
+def _killed_after(process: int, moments: dict[int, float], *args: Any) -> list[Any]:
+    """As ``_train``, but some processes are killed so many seconds after their second step has begun."""
+    if process not in moments:
+        return _train(process, *args)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        ordinary_stage = stage
+
+        def telling(module: nn.Module, inputs: Tensors, given: Tensors) -> Tensors:
+            if int(given[2]) >= 7 * 1000:
+                os.write(write, b".")
+            return ordinary_stage(module, inputs, given)
+
+        globals()["stage"] = telling
+        with contextlib.suppress(BaseException):
+            _train(process, *args)
+        os._exit(0)
+    os.close(write)
+    os.read(read, 1)
+    end = time.monotonic() + moments[process]
+    while time.monotonic() < end:
+        os.sched_yield()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return ["killed", 0, {}, []]
+
+
 def assert_as_ordinary(results: list[Any], expected_losses: dict[str, float], expected_sums: list[float]) -> None:
     losses: dict[str, float] = {}
     for role, stage_number, found, sums in results:
@@ -213,6 +245,20 @@ def test_a_forward_process_that_is_killed_changes_no_bit_of_what_is_learnt(
     world = layout.count(Role.FORWARD) + layout.count(Role.BACKWARD)
     arguments = [victim, at, sizes, mode, "float32", "ucx" if mode == "ship" else "", {"when_lost": "continue"}]
     results = run_ranks(world, _killed, *arguments, allow_warnings=True)
+    assert_as_ordinary(results, *expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_forward_processes_that_are_killed_at_any_moment_hold_up_nobody(seed: int) -> None:
+    """Also while they write to others: not even where each microbatch takes less than a millisecond."""
+    chance = random.Random(seed)
+    layout = Layout(2, forwards=2)
+    (expected,) = run_ranks(1, lambda _rank: ordinary(layout, torch.float32))
+    begin, world = layout.count(Role.BACKWARD), layout.count(Role.FORWARD) + layout.count(Role.BACKWARD)
+    moments = {one: chance.uniform(0, 0.5) for one in chance.sample(range(begin, world), chance.randint(1, 3))}
+    arguments = [moments, [2, 1, 1], "ship", "float32", "ucx", {"when_lost": "continue"}]
+    results = run_ranks(world, _killed_after, *arguments, allow_warnings=True)
     assert_as_ordinary(results, *expected)
 
 

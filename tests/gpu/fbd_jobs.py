@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.gpu.disturbances import Disturbances
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -167,7 +168,7 @@ def ordinary(layout: Layout, device: torch.device, dtype: torch.dtype, kind: typ
 
 def train(
     layout: Layout, mode: str, devices: dict[Role, torch.device], dtype: torch.dtype, kind: type[nn.Module] = Whole,
-    **more: Any,
+    run: Callable[..., Tensors] = stage, **more: Any,
 ) -> dict[str, Any] | None:  # fmt: skip
     """The first processes train so; what is equal to ordinary training. None: this process is none of them."""
     world = layout.count(Role.BACKWARD) + layout.count(Role.FORWARD)
@@ -181,7 +182,7 @@ def train(
     (rank,) = probe.placement.hosted(dist.get_rank())
     device = devices[rank.role]
     program = Program(
-        layout, EACH * layout.backwards, partial(stage, device), partial(batch_on, device), mode,
+        layout, EACH * layout.backwards, partial(run, device), partial(batch_on, device), mode,
         patience=PATIENCE, random=random, **more,
     )  # fmt: skip
     settings = load(None, os.environ).config.transport
@@ -256,6 +257,22 @@ def shares() -> dict[str, Any]:
         ),
         "auto": attempt(lambda: train(Layout(1), "auto", everywhere(), torch.float32)),
     }
+
+
+def disturbed() -> dict[str, Any]:
+    """Streams that are behind, and buffers that are poisoned as soon as they are given back."""
+    disturb = Disturbances(dist.get_rank())
+
+    def late(device: torch.device, module: nn.Module, inputs: Tensors, batch: Tensors) -> Tensors:
+        disturb.delay(0.2)
+        return stage(device, module, inputs, batch)
+
+    def behind(layout: Layout) -> Any:
+        with disturb():
+            return train(layout, "ship", everywhere(), torch.bfloat16, run=late, helped=2 / 3)
+
+    layouts = {"1:1": Layout(1), "1:2": Layout(1, backwards=2)}
+    return {name: attempt(partial(behind, layout)) for name, layout in layouts.items()}
 
 
 def mixed() -> dict[str, Any]:
@@ -347,7 +364,9 @@ def attempt(job: Callable[[], Any]) -> Any:
         return {"failed": traceback.format_exc()}
 
 
-SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {job.__name__: job for job in (equal, shares, mixed, held)}
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    job.__name__: job for job in (equal, shares, disturbed, mixed, held)
+}
 
 
 def main() -> None:

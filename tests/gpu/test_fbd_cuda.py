@@ -51,6 +51,14 @@ def test_a_share_of_the_forwards_and_a_mode_that_is_measured() -> None:
             assert result["weights"] == 0.0 or result["role"] == "forward", name
 
 
+def test_streams_that_are_behind_and_memory_that_is_given_back_change_no_bit() -> None:
+    for found in run_processes("disturbed", 3):
+        for name, result in found.items():
+            if result is not None:
+                assert result["losses"] == 0.0, name
+                assert result["weights"] == 0.0 or result["role"] == "forward", name
+
+
 def test_forwards_and_backwards_on_devices_of_different_types() -> None:
     both = run_processes("mixed", 2)
     for name in both[0]:

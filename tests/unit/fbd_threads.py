@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer imports it, which on a busy machine takes longer than ranks are patient
 from torch import nn
 
 from trimtab.fbd.execute.backward import BackwardRank

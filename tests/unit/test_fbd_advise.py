@@ -14,7 +14,9 @@ from trimtab.fbd.advise.candidates import Candidate, Way, balanced_share, candid
 from trimtab.fbd.advise.flow import Flow, Stage, run
 from trimtab.fbd.advise.predict import bound, predict
 from trimtab.fbd.advise.report import as_json, svg
+from trimtab.fbd.advise.shares import refined
 from trimtab.fbd.advise.training import Devices, Helpers, Training, exposure_at
+from trimtab.fbd.sharing import ahead_of, own_microbatches, partners_of
 
 pytestmark = pytest.mark.timeout(60)
 ENDLESS = Devices(memory=1e18, bandwidth=1e18)
@@ -48,6 +50,20 @@ def test_a_ratio_that_does_not_fit_is_balanced_by_forwards_that_trainers_run():
     assert found[share] / now == pytest.approx(3 * 4.4 / (4 * 3 * share), rel=0.02)
     assert found[share] > 1.05 * found[1.0]
     assert any(one.helped == share for one in candidates(job) if (one.forwards, one.backwards) == (1, 1))
+
+
+@pytest.mark.parametrize(("ratio", "kappa"), [((2, 3), 0.7), ((3, 4), 0.7), ((2, 3), 0.3)])
+def test_the_share_is_refined_for_a_step_of_few_microbatches(ratio, kappa):
+    """Trainers that begin with forwards of their own lose nothing while the first ones come from elsewhere. Devices of
+    forwards and backwards are 1:3 and 3:8."""
+    job = training(kappa, tp=2, microbatches=32)
+    balanced = balanced_share(Way.SHIP, job, ratio[0] / ratio[1], 1)
+    begins = [predict(job, ENDLESS, Candidate(Way.SHIP, 1, 2, 1, *ratio, one)) for one in {balanced, 1.0}]
+    found = [refined(one, lambda other: predict(job, ENDLESS, other)) for one in begins]
+    assert found[0].throughput == pytest.approx(found[-1].throughput, rel=0.01), "wherever it begins"
+    assert min(one.throughput for one in found) >= 0.995 * max(one.throughput for one in begins)
+    own = 32 * ratio[1] * (1 - found[0].candidate.helped)
+    assert own >= ratio[1] - 1e-6
 
 
 def test_recomputing_never_beats_an_ordinary_job_that_fits():
@@ -173,6 +189,7 @@ def test_ordinary_training_is_one_forward_one_backward():
 @settings(max_examples=60, deadline=None)
 @given(
     caps=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    ahead=st.integers(1, 3),
     seconds=st.tuples(*[st.floats(0.1, 4.0)] * 4),
     microbatches=st.integers(1, 12),
     trainers=st.integers(1, 3),
@@ -180,18 +197,67 @@ def test_ordinary_training_is_one_forward_one_backward():
     helped=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
 )
 def test_no_flow_deadlocks_holds_too_much_or_is_faster_than_its_busiest_device(
-    caps, seconds, microbatches, trainers, helpers, helped
+    caps, ahead, seconds, microbatches, trainers, helpers, helped
 ):
     own, forward, ship, backward = seconds
-    stages = tuple(Stage(own, forward, ship, backward, backward, cap) for cap in caps)
+    stages = tuple(Stage(own, forward, ship, backward, backward, cap, ahead) for cap in caps)
     flow = Flow(stages, microbatches, trainers, helpers, helped)
     ran = run(flow)
-    by_helpers = sum(flow.is_helped(one) for one in range(microbatches))
+    by_helpers = len(flow.by_helpers())
     work = by_helpers * backward + (microbatches - by_helpers) * (own + backward)
     assert ran.makespan >= work / trainers - 1e-9
     assert ran.makespan >= max(forward, ship) * by_helpers / helpers - 1e-9
-    assert all(peak <= cap for peak, cap in zip(ran.peak, caps, strict=True))
+    partners = partners_of(flow.by_helpers(), trainers)
+    assert all(peak <= cap + partners * ahead for peak, cap in zip(ran.peak, caps, strict=True))
     assert ran.busy_trainers * ran.makespan * len(caps) * trainers == pytest.approx(work * len(caps))
+
+
+def test_two_microbatches_under_way_wait_for_each_other():
+    """As it was measured once: with two, a forward begins when the backward before last is done, so that forward, link
+    and backward follow each other; with three the slowest of them is what a microbatch takes."""
+    stage = Stage(15.5, 33.0, 11.0, 31.0, 31.0, cap=1, ahead=2)
+    took = {ahead: run(Flow((replace(stage, ahead=ahead),), 400, 1, 1, 1.0)).makespan / 400 for ahead in (1, 2, 3)}
+    assert took == pytest.approx({1: 33 + 11 + 31, 2: (33 + 11 + 31) / 2, 3: 33.0}, rel=0.01)
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (1, 3), (3, 8), (2, 1), (3, 2), (4, 1)])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_as_many_are_under_way_as_keep_trainers_busy(layout, stages):
+    """Both sides with as much to do, and links that take as long as backwards may at most."""
+    forwards, backwards = layout
+    each = Stage(1.0, forwards / backwards, 0.0, 1.0, 1.0, cap=1)
+    each = replace(each, ship=min(1.0, forwards / backwards))
+    flow = Flow((each,) * stages, 48 * backwards, backwards, forwards, 1.0)
+    partners = partners_of(flow.by_helpers(), backwards)
+
+    def took(more: int) -> float:
+        aheads = [ahead_of(stages - 1 - one, forwards, backwards, partners) + more for one in range(stages)]
+        found = tuple(replace(each, ahead=ahead) for ahead in aheads)
+        return run(replace(flow, stages=found)).makespan
+
+    assert took(0) == pytest.approx(took(20), rel=0.02)
+
+
+def test_trainers_begin_with_a_forward_of_their_own():
+    """Where any are theirs: the helper's first forward takes three times as long as theirs."""
+    stage = Stage(1.0, 3.0, 0.1, 2.0, 2.0, cap=1)
+    ran = run(Flow((stage,), 40, 1, 1, 0.5))
+    assert ran.busy_trainers == pytest.approx(1.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(microbatches=st.integers(1, 40), backwards=st.integers(1, 8), helped=st.floats(0.0, 1.0, allow_subnormal=False))
+def test_own_microbatches_are_the_first_ones_and_then_spread(microbatches, backwards, helped):
+    own = sorted(own_microbatches(microbatches, backwards, helped))
+    assert len(own) == microbatches - int(microbatches * helped + 1e-9)
+    assert all(0 <= one < microbatches for one in own)
+    first = min(len(own), backwards)
+    assert own[:first] == list(range(first))
+    more = own[first:]
+    if more:
+        whole = (microbatches - first) / (len(more) + 1)
+        gaps = [b - a for a, b in zip([first, *more], [*more, microbatches], strict=True)]
+        assert all(abs(gap - whole) <= 1 for gap in gaps)
 
 
 @settings(max_examples=25, deadline=None)

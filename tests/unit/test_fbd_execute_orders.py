@@ -169,15 +169,16 @@ def test_no_more_is_held_than_was_agreed_on(ahead):
 @pytest.mark.parametrize(
     ("layout", "bounds"),
     [
-        (Layout(1), [2]),
-        (Layout(4), [8, 6, 4, 2]),
+        (Layout(1), [3]),
+        (Layout(4), [9, 7, 5, 3]),
         (Layout(1, 2), [2]),
-        (Layout(2, 2), [3, 2]),
-        (Layout(2, 1, 2), [4, 2]),
+        (Layout(2, 2), [4, 2]),
+        (Layout(2, 1, 2), [4, 3]),
+        (Layout(1, 3, 8), [1]),
     ],
 )
 def test_as_much_is_held_as_keeps_a_pipeline_full(layout, bounds):
-    program = Program(layout, 8, square, batch)
+    program = Program(layout, 24, square, batch)
     assert [program.bound(stage) for stage in range(layout.stages)] == bounds
 
 
@@ -186,6 +187,35 @@ def test_of_microbatches_that_forward_ranks_help_with_they_take_turns():
     assert program.helped_microbatches == [1, 3, 5, 7]
     assert [program.forwarded(one) for one in range(2)] == [[1, 5], [3, 7]]
     assert [program.helper(0, one) for one in range(8)] == [None, 0, None, 1, None, 0, None, 1]
+
+
+class HoldsOne(Hooks):
+    """The forward rank begins a microbatch of step 1 when its backward rank has done something for another."""
+
+    def __init__(self, microbatch, until):
+        self._microbatch, self._until = microbatch, until
+        self._done = threading.Event()
+
+    @contextmanager
+    def around_forward(self, step, microbatch):
+        if step == 1 and microbatch == self._microbatch:
+            assert self._done.wait(PATIENCE + 5), "the other has not been done"
+        yield
+
+    @contextmanager
+    def around_backward(self, step, microbatch, *, last):
+        yield
+        if step == 1 and microbatch == self._until:
+            self._done.set()
+
+
+def test_a_backward_rank_that_waits_runs_its_next_own_forward():
+    """In order, backwards of 0, 1, 2 and 3; the forward of 2 is there while 1 is waited for. Bit by bit as ever."""
+    program = Program(Layout(1), 4, square, batch, helped=0.5, hooks=HoldsOne(1, 2), patience=PATIENCE)
+    assert program.helped_microbatches == [1, 3]
+    job = Job(program, make)
+    job.run()
+    assert_equal(job, ordinary(program, make))
 
 
 def test_settling_waits_for_the_last_backward():

@@ -12,11 +12,14 @@ import torch
 from fbd_threads import WIDTH, Job, assert_equal, batch, ordinary, square
 from torch import nn
 
+from trimtab.fbd.execute import forward
 from trimtab.fbd.execute.backing import Backing
 from trimtab.fbd.execute.checks import circumstances
 from trimtab.fbd.execute.fingerprint import fingerprint, layout_of
 from trimtab.fbd.execute.memory import backward_need, forward_need
+from trimtab.fbd.execute.products import wrong_products
 from trimtab.fbd.execute.program import Program
+from trimtab.fbd.execute.rehearsal import _verdict
 from trimtab.fbd.ranks import Layout, Role, VirtualRank
 from trimtab.fbd.split.random_states import RandomStates
 from trimtab.transport.opening import open_transport
@@ -87,6 +90,62 @@ def test_what_neither_mode_can_train_is_refused(mode):
     line = refused(Program(Layout(2), 2, pipeline, batch, mode, patience=PATIENCE), normed)
     assert "the stage's forward changes buffer num_batches_tracked" in line
     assert line.count("changes buffer") == 1
+
+
+@pytest.mark.parametrize("mode", ["ship", "recompute", "auto"])
+def test_weights_that_did_not_come_as_they_were_sent_are_refused_by_name(mode, monkeypatch):
+    receive = forward.receive_weights
+
+    def lossy(take, program, rank, module, step):
+        receive(take, program, rank, module, step)
+        if rank.stage == 1:
+            module[0].bias.data[-1] += 1e-6
+
+    monkeypatch.setattr(forward, "receive_weights", lossy)
+    line = refused(Program(Layout(2), 2, pipeline, batch, mode, patience=PATIENCE))
+    assert line == (
+        "1 of 2 weights are not on the forward's side what they are here (the first is 0.bias): the transport lost or "
+        "changed something"
+    )
+
+
+@pytest.mark.parametrize(("percent", "transposed"), [("70", 0), ("70", 1), ("", 0), ("100", 0)])
+def test_a_device_that_leaves_a_part_of_a_product_as_it_was_is_refused(percent, transposed, monkeypatch):
+    """As cuBLAS did with a share of an H200's multiprocessors."""
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent)
+    whole = torch.mm
+    tried = []
+
+    def partly(a, b, *, out):
+        tried.append((tuple(a.shape), tuple(b.shape)))
+        whole(a, b, out=out)
+        if len(tried) % 3 == transposed:
+            out[1:3, 2] = torch.nan
+        return out
+
+    monkeypatch.setattr(torch, "mm", partly)
+    if percent != "70":
+        Job(Program(Layout(1), 2, square, batch), make).run()
+        assert not tried
+        return
+    line = refused(Program(Layout(1), 2, square, batch, patience=PATIENCE))
+    assert "of which the process has 70 %" in line
+    assert "has 2 elements that are wrong or were not written: take another share" in line
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_products_that_are_right_are_no_reason(dtype):
+    assert wrong_products(torch.device("cpu"), [(300, 24, 1000), (7, 3, 5), (2048, 16, 100)], dtype) == []
+
+
+def test_each_reason_is_told_with_the_first_process_that_has_it():
+    program = Program(Layout(1), 2, square, batch)
+    ranks = [{"stage": 0, "role": "backward", "refused": {"ship": why}} for why in ("b", "a", "b")]
+    forward_rank = {"stage": 0, "role": "forward", "refused": {"ship": "c"}}
+    assert _verdict(program, [*ranks, forward_rank])["refusal"] == "process 0: b; process 1: a"
+    assert _verdict(program, [ranks[0], ranks[2], forward_rank])["refusal"] == "b"
+    many = [{"stage": 0, "role": "backward", "refused": {"ship": str(one)}} for one in range(9)]
+    assert _verdict(program, many)["refusal"].endswith("process 3: 3; and 5 more")
 
 
 def test_a_stage_that_is_refused_stops_those_behind_it_too():

@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 from test_fbd_split import places
 from torch import nn
 
+from trimtab.fbd.execute import intact
+from trimtab.fbd.execute.hooks import Hooks
+from trimtab.fbd.execute.intact import changed_tensors, changed_weights, marks, weight_marks
+from trimtab.fbd.ranks import Role, VirtualRank
 from trimtab.fbd.reshard.cuts import Cut, Degrees, candidates
-from trimtab.fbd.reshard.evidence import Seen, decide
+from trimtab.fbd.reshard.evidence import Seen, decide, tolerance
 from trimtab.fbd.reshard.matching import paired
 from trimtab.fbd.reshard.packing import Packing
 from trimtab.fbd.reshard.plan import Cutter, Plan
@@ -94,6 +98,67 @@ def test_heads_that_are_nearly_alike_are_told_apart():
     torch.manual_seed(3)
     whole = (1 + 0.02 * torch.randn(2, 4, 6, 6)).bfloat16()
     assert decide([seen(whole, Cut(1, 1, 2, 1))], HALVES) == {0: Cut(1, 1, 2, 1)}
+
+
+def widths(inner, dtype):
+    """What a layer as wide as real ones saves: at degree 1, and on rank 1 of 2, which adds up in another order."""
+    draw = torch.Generator().manual_seed(inner)
+    x, gated = torch.randn(24, inner, generator=draw), torch.randn(32, inner, generator=draw) / inner**0.5
+    weights = torch.randn(512, inner, generator=draw) / inner**0.5
+    x, gated, weights = x.to(dtype), gated.to(dtype), weights.to(dtype)
+    whole = x @ weights.T
+    halves = [x.chunk(2, 1)[one] @ weights.chunk(2, 1)[one].T for one in range(2)]
+    part = halves[0] + halves[1]
+    after = torch.randn(32, 512, generator=draw).to(dtype) / 512**0.5
+    gate_and_up = Cut(1, 2, 2, 1)
+    rows = gate_and_up.numbers(32)
+    return [Seen(0, whole, part), Seen(1, whole @ after.T, part @ after[rows].T)], gate_and_up
+
+
+@pytest.mark.parametrize("inner", [1024, 16384])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
+def test_sums_in_another_order_are_far_from_the_bound_at_the_widths_of_real_models(inner, dtype, most):
+    """So that what is no rounding is told from it. Single elements near 0 differ by more than the bound."""
+    seen, gate_and_up = widths(inner, dtype)
+    apart = (seen[0].whole - seen[0].part).float().norm() / seen[0].part.float().norm()
+    assert 0 < apart < most < tolerance([seen[0].part]) / 9
+    assert decide(seen, HALVES) == {0: None, 1: gate_and_up}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda whole, part: part.flip(1),
+        lambda whole, part: part[:, [*range(8, 16), *range(8)]],  # what is gated, then the gate
+        lambda whole, part: part[:, [1, 0, *range(2, 16)]],
+        lambda whole, part: part.roll(1, 1),
+        lambda whole, part: part.roll(1, 0),
+        lambda whole, part: Cut(1, 2, 2, 0).of(whole).reshape(part.shape),  # of the other rank
+        lambda whole, part: whole[:, ::2],
+        lambda whole, part: 2 * part,
+        lambda whole, part: part.where(torch.arange(24)[:, None] < 18, 0),  # its end has not come
+        lambda whole, part: part.where(torch.arange(24)[:, None] < 23, torch.nan),
+        lambda whole, part: part.where(torch.arange(24)[:, None] < 23, torch.inf),
+    ],
+)
+def test_no_other_arrangement_passes_for_a_part(wrong, dtype):
+    (_, seen), _ = widths(1024, dtype)
+    with pytest.raises(ValueError, match="no part of the one has the values of the other"):
+        decide([seen._replace(part=wrong(seen.whole, seen.part))], HALVES)
+
+
+def test_what_is_no_number_on_one_side_alone_is_refused():
+    """It is not taken to be 0, however few there are."""
+    torch.manual_seed(5)
+    whole = torch.randn(100, 100).bfloat16()
+    part = whole.clone()
+    part[99, 99] = torch.nan
+    with pytest.raises(ValueError, match="with 0 and 1 values that are not finite, and their values differ"):
+        decide([Seen(0, whole, part)], HALVES)
+    masked = whole.clone()
+    masked[:, 50:] = -torch.inf
+    assert decide([Seen(0, masked, masked.clone())], HALVES) == {0: None}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +249,43 @@ def test_weights_are_put_together_as_megatron_divides_them():
             shards.put(module.linear_fc2.bias, torch.full((4,), float(part)), part)
     assert torch.equal(module.linear_fc1.weight, whole)
     assert not module.linear_fc2.bias.any()  # the first rank's, as all have it
+    for part, one in enumerate(shards.parts(module.linear_fc1.weight)):
+        assert torch.equal(one.reshape(4, 4), torch.cat([gate.chunk(2)[part], up.chunk(2)[part]]))
+
+
+@pytest.mark.parametrize("width", [4, 3])
+@pytest.mark.parametrize("degree", [1, 2])
+def test_weights_that_came_are_known_by_their_marks(width, degree, monkeypatch):
+    monkeypatch.setattr(intact, "_AT_ONCE", 5)
+    program = SimpleNamespace(layout=SimpleNamespace(forward_tp=1, backward_tp=degree), hooks=Hooks())
+    module, there, cpu = gated(width), gated(width), torch.device("cpu")
+    parts = [[one.reshape(-1) for one in Shards(module, degree).parts(held)] for held in module.parameters()]
+    with torch.no_grad():
+        for one, other in zip(there.parameters(), module.parameters(), strict=True):
+            one.copy_(other)
+    found = weight_marks(program, there, cpu)
+    assert found == [marks(one, cpu) for one in parts]
+    if degree == 1:
+        rank = VirtualRank(Role.BACKWARD, 0, 0, 0)
+        assert changed_weights(program, rank, module, cpu, found) == ""
+        assert "has 4" in changed_weights(program, rank, module, cpu, found[1:])
+        with torch.no_grad():
+            there.linear_fc2.weight[-1, [0, -1]] = there.linear_fc2.weight[-1, [-1, 0]]
+        why = changed_weights(program, rank, module, cpu, weight_marks(program, there, cpu))
+        assert why.startswith(
+            "1 of 4 weights are not on the forward's side what they are here (the first is linear_fc2.w"
+        )
+
+
+def test_tensors_of_a_rehearsal_that_did_not_come_whole_are_counted():
+    sent = [torch.randn(100), torch.randn(3, 4).bfloat16(), torch.empty(0)]
+    there = marks(sent, torch.device("cpu"))
+    assert changed_tensors(sent, torch.device("cpu"), there) == ""
+    came = [sent[0], sent[1].clone(), sent[2]]
+    came[1][2, 3] = 0
+    assert changed_tensors(came, torch.device("cpu"), there).startswith(
+        "1 of 3 tensors of the rehearsal did not come as"
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,6 +334,7 @@ def test_a_rehearsal_says_what_is_sent_of_every_microbatch():
     _, whole = ship_within([forward], lambda: (forward(leaf),), places(forward))
     part = cutter.cut(whole, 7)
     assert part.manifest.bytes < whole.manifest.bytes
+    assert part.manifest.bytes <= plan.received(shipment.manifest) < shipment.manifest.bytes
     there = torch.full((3, 6), torch.nan, requires_grad=True)
     (found,) = within.backward(
         lambda: (backward(there),), [there], part.manifest, [one.clone() for one in part.tensors], [torch.ones(3, 4)]

@@ -21,7 +21,7 @@ from trimtab.transport.errors import PeerLost, TransportError
 from trimtab.transport.estimate import LinkEstimator
 from trimtab.transport.inbox import Inbox
 from trimtab.transport.interface import Announcement, Channel, Label, Message
-from trimtab.transport.labels import owned
+from trimtab.transport.labels import held
 from trimtab.transport.opening import open_transport
 from trimtab.transport.pool import BufferPool, size_class
 from trimtab.transport.sending import Sending
@@ -110,6 +110,28 @@ def test_no_channel_has_more_on_its_way_than_its_credits_and_none_waits_for_anot
     assert len(credits.abandon()) == sum(asked) - sum(map(len, sent))
 
 
+@given(st.integers(1, 3), st.lists(st.sampled_from(["tensors", "none", "credit"]), max_size=60))
+def test_what_takes_no_buffer_needs_no_credit_and_overtakes_nothing(limit: int, events: list[str]) -> None:
+    credits: Credits[tuple[int, bool]] = Credits(limit)
+    channel = Channel(False, 0)
+    on_way, sent, asked = 0, list[tuple[int, bool]](), 0
+    for event in events:
+        go: list[tuple[int, bool]] = []
+        if event == "credit" and on_way:
+            on_way -= 1
+            go = credits.returned(1, channel)
+        elif event != "credit":
+            item = (asked, event == "none")
+            asked += 1
+            go = [item] if credits.submit(1, channel, item, free=event == "none") else []
+        on_way += sum(not free for _, free in go)
+        sent += go
+        assert on_way <= limit
+        assert on_way == limit or len(sent) == asked
+    assert [number for number, _ in sent] == list(range(len(sent)))
+    assert credits.waiting(1) == asked - len(sent)
+
+
 def test_a_channel_needs_a_credit() -> None:
     with pytest.raises(ValueError, match="at least 1 credit"):
         Credits(0)
@@ -137,12 +159,35 @@ def test_buffers_are_used_again() -> None:
     assert pool.lent == 2
 
 
-def test_the_pool_does_not_keep_all() -> None:
-    pool = BufferPool(keep=1)
-    for buffer in [pool.take(1) for _ in range(3)]:
-        pool.give(buffer)
-    assert [pool.take(1) for _ in range(2)]
-    assert pool.made == 4
+def test_the_pool_keeps_what_was_needed_at_the_same_time() -> None:
+    pool = BufferPool()
+    for _ in range(3):
+        pool.give(*[pool.take(5000) for _ in range(200)])
+    assert (pool.made, pool.lent) == (200, 0)
+
+
+def test_the_pool_forgets_sizes_that_do_not_come_any_more() -> None:
+    pool = BufferPool(idle=10)
+    pool.give(*[pool.take(9_000) for _ in range(3)])
+    for _ in range(11):
+        pool.give(pool.take(1))
+    pool.take(5_000)  # memory grows
+    before = pool.made
+    pool.give(pool.take(1), pool.take(9_000))
+    assert pool.made == before + 1
+
+
+def test_a_buffer_that_is_still_read_is_not_given_out() -> None:
+    pool = BufferPool()
+    first = pool.take(1)
+    pool.give(first)
+    first.event = Event()
+    Event.recorded = Event.reached = 0
+    first.event.record(None)
+    second = pool.take(1)
+    assert second is not first
+    Event.reached = 1
+    assert pool.take(1) is first
 
 
 class Clock:
@@ -287,13 +332,51 @@ def test_credit_and_buffers_of_a_message_go_back_once() -> None:
     assert gone == ["credit", "buffers"]
 
 
-def test_an_owned_tensor_stays_as_it_is() -> None:
+def test_what_is_sent_stays_as_it_is() -> None:
     tensor = torch.ones(3, requires_grad=True)
-    held = owned(tensor)
+    (mine, copy), ready = held((tensor, torch.ones(3, 2).t()), None)
     tensor.data = torch.zeros(1)
-    assert held.tolist() == [1.0] * 3
-    assert not held.requires_grad
-    assert owned(torch.ones(3, 2).t()).is_contiguous()
+    assert mine.tolist() == [1.0] * 3
+    assert not mine.requires_grad
+    assert copy.is_contiguous()
+    assert ready is None
+
+
+class OnDevice(torch.Tensor):
+    """Says that it lies on a GPU."""
+
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]  # pyright: ignore
+
+
+class Event:
+    """Of a device that has come as far as ``reached``."""
+
+    recorded = reached = 0
+
+    def record(self, stream: object) -> None:
+        Event.recorded += 1
+        self.at = Event.recorded
+
+    def query(self) -> bool:
+        return self.at <= Event.reached
+
+
+def test_a_copy_of_what_has_gaps_is_one_more_kernel_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes behind the event that the caller knows of."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    made = Event()
+    made.record(None)
+    whole, gaps = (torch.ones(3, 2).as_subclass(OnDevice), torch.ones(3, 2).t().as_subclass(OnDevice))
+    _, ready = held((whole,), made.query)
+    assert ready == made.query
+    for known in (made.query, None):
+        Event.recorded, Event.reached = 1, 1
+        _, ready = held((whole, gaps), known)
+        assert ready is not None
+        assert not ready()
+        Event.reached = 2
+        assert ready()
 
 
 def test_a_process_is_watched_until_it_ends() -> None:

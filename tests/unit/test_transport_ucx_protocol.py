@@ -24,6 +24,7 @@ class Failing:
         self.failed: list[tuple[int, str]] = []
         self.canceled: list[int] = []
         self.looked_at: list[int] = []
+        self.left_alone: list[int] = []
         self.good = good
         self.pending = False
         self._begun = 0
@@ -48,6 +49,9 @@ class Failing:
 
     def progress(self, _patience: int = 1) -> int:
         return 0
+
+    def leave_alone(self, rank: int) -> None:
+        self.left_alone.append(rank)
 
     def probe(self, _tag: int, _mask: int) -> None:
         return None

@@ -7,7 +7,6 @@ was found and ``--fail-on finding`` was given; 130 interrupted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any, Final, NoReturn
 
 import typer

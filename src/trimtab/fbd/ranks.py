@@ -170,6 +170,11 @@ class Placement:
         """Processes."""
         return self.layout.count(Role.BACKWARD) + self.layout.count(Role.FORWARD) // self.together
 
+    @property
+    def forwards(self) -> range:
+        """Processes that run forwards only: those that training can go on without."""
+        return range(self.layout.count(Role.BACKWARD), self.world)
+
     def process(self, rank: VirtualRank) -> int:
         """Of a virtual rank."""
         number = self.layout.number(rank)

@@ -14,7 +14,8 @@ class Credits(Generic[T]):
     """The sender's side: what may go now, and what waits for a credit. Within a channel, first come, first served.
 
     Each channel has its own credits, at least one, so that no channel can hold up another: the oldest microbatch of
-    each chunk gets through whatever the others do.
+    each chunk gets through whatever the others do. What is *free* needs none, as it takes no buffer at the receiver,
+    and only waits behind what does.
     """
 
     def __init__(self, limit: int) -> None:
@@ -22,16 +23,16 @@ class Credits(Generic[T]):
             raise ValueError(f"a channel needs at least 1 credit, not {limit}")
         self.limit = limit
         self._left: dict[tuple[int, Channel], int] = {}
-        self._waiting: dict[tuple[int, Channel], deque[T]] = {}
+        self._waiting: dict[tuple[int, Channel], deque[tuple[T, bool]]] = {}
 
-    def submit(self, to: int, channel: Channel, item: T) -> bool:
+    def submit(self, to: int, channel: Channel, item: T, *, free: bool = False) -> bool:
         """True: there is a credit, it is taken, send it; False: it is kept until there is one."""
         key = (to, channel)
         left = self._left.get(key, self.limit)
-        if left:
-            self._left[key] = left - 1
+        if left or (free and not self._waiting.get(key)):
+            self._left[key] = left - (not free)
             return True
-        self._waiting.setdefault(key, deque()).append(item)
+        self._waiting.setdefault(key, deque()).append((item, free))
         return False
 
     def returned(self, to: int, channel: Channel, count: int = 1) -> list[T]:
@@ -39,9 +40,10 @@ class Credits(Generic[T]):
         key = (to, channel)
         waiting = self._waiting.get(key)
         go: list[T] = []
-        while count and waiting:
-            go.append(waiting.popleft())
-            count -= 1
+        while waiting and (count or waiting[0][1]):
+            item, free = waiting.popleft()
+            go.append(item)
+            count -= not free
         left = self._left.get(key, self.limit) + count
         assert left <= self.limit, f"more credits of {channel} came back from stage {to} than were given"
         self._left[key] = left
@@ -56,6 +58,6 @@ class Credits(Generic[T]):
         gone: list[T] = []
         for (peer, _), queue in self._waiting.items():
             if to is None or peer == to:
-                gone.extend(queue)
+                gone.extend(item for item, _ in queue)
                 queue.clear()
         return gone

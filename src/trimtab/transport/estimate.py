@@ -48,7 +48,7 @@ class LinkEstimator:
         self._links: dict[int, _Link] = {}
 
     def begin(self, to: int) -> float:
-        """Something wants to be sent; returns the time, to be given to :meth:`end`."""
+        """Something wants to be sent, and can be read; returns the time, to be given to :meth:`end`."""
         now = self._clock()
         link = self._links.get(to)
         if link is None:

@@ -159,8 +159,9 @@ class Transport(Protocol):
 
         The transport owns the tensors until the send is complete: they must not be written before, but may be
         forgotten, or have their ``.data`` replaced. What is not contiguous is copied. ``ready``: asked until it is
-        true before the tensors are read, such as the ``query`` of the CUDA event behind what makes them. ``due`` goes
-        to the message as it is. ValueError: no such stage or label; PeerLost and TransportError as in :meth:`wait`.
+        true before the tensors are read, such as the ``query`` of the CUDA event behind what makes them. A message
+        without tensors needs no credit. ``due`` goes to the message as it is. ValueError: no such stage or label;
+        PeerLost and TransportError as in :meth:`wait`.
         """
         ...
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
 
 from trimtab.transport.interface import Label
 
+Ready = Callable[[], bool]
 MOST_CHUNKS: Final = 256
 MOST_MICROBATCHES: Final = 1 << 24
 MOST_PARTS: Final = 256
@@ -33,11 +34,24 @@ def check_send(rank: int, world: int, to: int, label: Label, tensors: Sequence[t
         raise ValueError(f"a message has at most {MOST_TENSORS} tensors of {MOST_DIMENSIONS} dimensions: {label}")
 
 
-def owned(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without history whose storage is held as it is now, whatever the caller does with his (such as
-    ``.data = empty``); contiguous, so copied if it was not."""
-    held = tensor.detach()
-    return held if held.is_contiguous() else held.contiguous()
+def held(tensors: Sequence[torch.Tensor], ready: Ready | None) -> tuple[tuple[torch.Tensor, ...], Ready | None]:
+    """Tensors without history whose storages are held as they are now, whatever the caller does with his (such as
+    ``.data = empty``), and what is to be asked before they are read.
+
+    They are contiguous, so copied where they were not. On a GPU that is one more kernel, which comes behind whatever
+    ``ready`` tells of, so it is waited for, too.
+    """
+    mine = tuple([tensor.detach() for tensor in tensors])
+    if all(tensor.is_contiguous() for tensor in mine):
+        return mine, ready
+    found = tuple(tensor.contiguous() for tensor in mine)
+    copied = {one.device for one, tensor in zip(found, mine, strict=True) if one.is_cuda and one is not tensor}
+    asked = [] if ready is None else [ready]
+    for device in copied:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        asked.append(event.query)
+    return found, (lambda: all(one() for one in asked)) if copied else ready
 
 
 def size_of(tensor: torch.Tensor) -> int:

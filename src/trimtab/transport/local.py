@@ -15,7 +15,7 @@ from trimtab.transport.errors import LEFT, PeerLost, TransportError
 from trimtab.transport.estimate import LinkEstimator
 from trimtab.transport.inbox import Inbox
 from trimtab.transport.interface import Announcement, Channel, Departure, Label, LinkEstimate, Message
-from trimtab.transport.labels import check_send, owned, size_of
+from trimtab.transport.labels import check_send, held, size_of
 from trimtab.transport.pool import Buffer, BufferPool
 from trimtab.transport.sending import Sending
 
@@ -83,9 +83,9 @@ class LocalTransport:
         """See the interface."""
         check_send(self.rank, self.world, to, label, tensors)
         self._check()
-        self._estimator.begin(to)
-        held = tuple(owned(tensor) for tensor in tensors)
-        item = _Send(to, label, held, ready, due, Sending())
+        if self._hub.transports[to]._closed:
+            raise PeerLost(to, LEFT)
+        item = _Send(to, label, *held(tensors, ready), due, Sending())
         with self._hub.lock:
             self._unready.append(item)
             self._advance()
@@ -178,11 +178,15 @@ class LocalTransport:
         for item in self._unready:
             if item.ready is not None and not item.ready():
                 still.append(item)
-            elif self._hub.transports[item.to]._closed:
+                continue
+            self._estimator.begin(item.to)
+            if self._hub.transports[item.to]._closed:
                 error = PeerLost(item.to, LEFT)
                 item.sending.finish(error)
                 self._inbox.fail(error)
-            elif self._credits.submit(item.to, Channel(item.label.backward, item.label.chunk), item):
+            elif self._credits.submit(
+                item.to, Channel(item.label.backward, item.label.chunk), item, free=not item.tensors
+            ):
                 self._deliver(item)
             else:
                 self._waiting.add(item)
@@ -202,7 +206,7 @@ class LocalTransport:
             self.rank,
             item.label,
             tuple(copies),
-            credit=partial(self._credit_back, item.to, channel),
+            credit=partial(self._credit_back, item.to, channel) if copies else None,
             give_back=partial(receiver._give, buffers),
             due=item.due,
         )
@@ -219,5 +223,4 @@ class LocalTransport:
 
     def _give(self, buffers: Sequence[Buffer]) -> None:
         with self._hub.lock:
-            for buffer in buffers:
-                self._pool.give(buffer)
+            self._pool.give(*buffers)

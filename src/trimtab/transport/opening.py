@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,12 +32,15 @@ def open_transport(
     settings: TransportConfig | None = None,
     device: torch.device | str = "cpu",
     store: Any = None,
+    apart: Iterable[int] = (),
 ) -> Transport:
     """The transport of stage ``rank`` of ``world``; all of them call this at the same time.
 
     ``device``: where received tensors lie. ``auto`` is UCX if every stage can load it and it can reach every stage, and
     otherwise torch.distributed, which must be initialised, or given a ``store`` of all stages. ValueError: what is
-    asked for cannot be had, and why.
+    asked for cannot be had, and why. ``apart``: stages that may be killed while the others go on
+    (:meth:`Transport.let_go`); over shared memory each of them costs the others some MB, so that what it was about to
+    write when it was killed stands in nobody's way.
     """
     settings = settings or TransportConfig()
     device = torch.device(device)
@@ -57,7 +60,7 @@ def open_transport(
         from trimtab.transport.ucx.opening import open_ucx
 
         assert library is not None
-        return open_ucx(library, rank, exchange, said, settings, device)
+        return open_ucx(library, rank, exchange, said, settings, device, apart)
     tokens = [one["token"] for one in said]
     return _open_torch(rank, world, said[0]["join"], tokens, settings, device, store)
 

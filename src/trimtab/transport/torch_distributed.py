@@ -24,7 +24,7 @@ from trimtab.transport.errors import LEFT, PeerLost, TransportError
 from trimtab.transport.estimate import LinkEstimator
 from trimtab.transport.inbox import Inbox
 from trimtab.transport.interface import Announcement, Channel, Departure, Label, LinkEstimate, Message
-from trimtab.transport.labels import check_send, owned, size_of
+from trimtab.transport.labels import check_send, held, size_of
 from trimtab.transport.pool import Buffer, BufferPool
 from trimtab.transport.sending import Sending
 from trimtab.transport.torch_movers import Gloo, Mover
@@ -118,11 +118,9 @@ class TorchTransport:
         """See the interface."""
         check_send(self.rank, self.world, to, label, tensors)
         self._check(to)
-        item = _Send(label, tuple(owned(tensor) for tensor in tensors), ready, due)
-        with self._estimator_lock:
-            self._estimator.begin(to)
+        item = _Send(label, *held(tensors, ready), due)
         with self._lock:
-            go = self._credits.submit(to, Channel(label.backward, label.chunk), item)
+            go = self._credits.submit(to, Channel(label.backward, label.chunk), item, free=not item.tensors)
             if not go:
                 self._waiting.add(item)
         if go:
@@ -168,7 +166,8 @@ class TorchTransport:
         end = time.monotonic() + timeout
         for peer in self._peers.values():
             with peer.changed:
-                while peer.queue or peer.under_way or self._credits.waiting(peer.rank):
+                # to one that has left nothing more goes but a goodbye
+                while not peer.left and (peer.queue or peer.under_way or self._credits.waiting(peer.rank)):
                     self._inbox.check()
                     left = end - time.monotonic()
                     if left <= 0:
@@ -248,6 +247,8 @@ class TorchTransport:
         if isinstance(item, bytes):
             data, tensors = item, ()
         else:
+            with self._estimator_lock:
+                self._estimator.begin(peer.rank)  # not before: what is not made yet keeps no link busy
             data = self._wire.pack(peer.token, Kind.DATA, item.label, value=item.due, tensors=item.tensors)
             tensors = [tensor for tensor in item.tensors if tensor.numel()]
         header[: len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -293,7 +294,7 @@ class TorchTransport:
             peer.rank,
             header.label,
             tensors,
-            credit=partial(self._credit, peer, channel),
+            credit=partial(self._credit, peer, channel) if tensors else None,
             give_back=partial(self._give, buffers),
             due=header.value,
         )
@@ -305,8 +306,7 @@ class TorchTransport:
 
     def _give(self, buffers: Sequence[Buffer]) -> None:
         with self._pool_lock:
-            for buffer in buffers:
-                self._pool.give(buffer)
+            self._pool.give(*buffers)
 
     def _queue(self, peer: _Peer, item: _Send | bytes) -> None:
         with peer.changed:

@@ -118,7 +118,10 @@ class FbdJob:
 
     def _open(self, exchange: Exchange, device: torch.device) -> Transport:
         settings, world = self.settings.transport, self._world
-        return open_transport(settings.kind, world.process, world.size, exchange, settings, device, store=world.store)
+        apart = world.placement.forwards if self.settings.when_lost == "continue" else ()
+        return open_transport(
+            settings.kind, world.process, world.size, exchange, settings, device, store=world.store, apart=apart
+        )
 
     def close(self) -> None:
         """Wait until all others have come here, too, and leave. Again: nothing."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from trimtab.fbd.advise.candidates import Candidate, Way, candidates
 from trimtab.fbd.advise.predict import Prediction, bound, predict
+from trimtab.fbd.advise.shares import refined
 from trimtab.fbd.advise.training import Devices, Helpers, Training
 
 _LEAST_GAIN: Final = 0.02
@@ -52,6 +53,10 @@ def advise(training: Training, devices: Devices, helpers: Helpers | None = None)
         )
     split = [one for one in fitting if one.candidate.disaggregated]
     best_split = max(split, key=_worth, default=None)
+    if best_split is not None and best_split.candidate.way is Way.SHIP:
+        better = refined(best_split, lambda one: predict(training, devices, one, helpers))
+        found += [better] if better is not best_split else []
+        best_split = better
     best_ordinary = max(ordinary, key=_worth)
     pays = best_split is not None and _worth(best_split) > _worth(best_ordinary) * (1 + _LEAST_GAIN)
     best = best_split if pays and best_split is not None else best_ordinary

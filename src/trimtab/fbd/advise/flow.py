@@ -1,19 +1,23 @@
 """How long a step takes when forwards and backwards of a stage run on devices of their own.
 
-An event-driven list scheduler. On every stage there are trainers, which run backwards and may run forwards, and there
-may be helpers, which run forwards and send what they saved. A microbatch belongs to one trainer of each stage, and is
-either the trainer's own all the way or a helper's all the way. Of what a device could do next, backwards come first,
-then the oldest microbatch; a trainer begins no forward, and a helper none for it, beyond what its memory holds. That
-cannot end in a deadlock: what a stage holds, the stages before it hold too, so the last stage always has room.
+An event-driven simulation of what :mod:`trimtab.fbd.execute` does. On every stage there are trainers, which run
+backwards and may run forwards, and there may be helpers, which run forwards and send what they saved. A microbatch
+belongs to one trainer of each stage, and is either the trainer's own all the way or a helper's all the way. Everybody
+takes microbatches in order: a helper begins a forward when the trainer it is for may be sent another; a trainer runs
+own forwards as far ahead as 1F1B does, or one more while it waits for something.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
-Task = tuple[str, int, int]
-"""F, S (shipping) or B; stage; microbatch."""
+from trimtab.fbd.sharing import helpers_of
+
+_UNSENT: Final = 2
+"""Microbatches of a helper that may wait to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +33,13 @@ class Stage:
     helped_backward: float
     """Of one whose forward ran on a helper: with the forward run once more if only the stage's input was sent."""
     cap: int
-    """Microbatches whose activations a trainer holds at most."""
+    """Own microbatches whose activations a trainer holds at most."""
+    ahead: int = 3
+    """Microbatches of which a trainer holds at most so many for each helper."""
     refresh: float = 0.0
     """Until a helper has the step's new weights."""
+    latency: float = 0.0
+    """Until a trainer has noticed what came, and a helper that a backward is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +57,11 @@ class Flow:
     transfer: float = 0.0
     """Seconds from one stage to the next."""
 
-    def is_helped(self, microbatch: int) -> bool:
-        """They are spread evenly over the step."""
-        return int((microbatch + 1) * self.helped + 1e-9) > int(microbatch * self.helped + 1e-9)
+    def by_helpers(self) -> dict[int, int]:
+        """The helper of each microbatch that has one."""
+        if not self.helpers:
+            return {}
+        return helpers_of(self.microbatches, self.helpers, self.trainers, self.helped)
 
 
 @dataclass(slots=True)
@@ -69,138 +79,224 @@ class Ran:
 
 def run(flow: Flow) -> Ran:
     """The step. Raises ValueError for a stage that holds no microbatch."""
-    if any(stage.cap < 1 for stage in flow.stages):
+    if any(stage.cap < 1 or stage.ahead < 1 for stage in flow.stages):
         raise ValueError("every stage holds at least one microbatch")
     return _Run(flow).through()
+
+
+class _Device:
+    """A trainer or a helper of a stage."""
+
+    def __init__(self, stage: int, index: int, todo: list[int]) -> None:
+        self.stage, self.index = stage, index
+        self.todo = todo
+        """Microbatches in order; those before ``at`` are done."""
+        self.at = 0
+        self.free = True
+        self.busy = 0.0
+
+
+class _Trainer(_Device):
+    def __init__(self, stage: int, index: int, todo: list[int], own: list[int]) -> None:
+        super().__init__(stage, index, todo)
+        self.own = own
+        """Microbatches whose forward is yet to run here, the last one first."""
+        self.graphs = 0
+        """Own ones between forward and backward."""
+        self.held = 0
+        """That came or are to come from helpers, and whose backward is not done."""
+        self.peak = 0
+
+    def holds(self) -> None:
+        self.peak = max(self.peak, self.graphs + self.held)
+
+
+class _Helper(_Device):
+    def __init__(self, stage: int, index: int, todo: list[int], refresh: float) -> None:
+        super().__init__(stage, index, todo)
+        self.refresh = refresh
+        self.open: dict[int, int] = {}
+        """By trainer, what is not known to be done."""
+        self.unsent = 0
+        self.link = 0.0
+        """When it is free."""
 
 
 class _Run:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
-        stages = len(flow.stages)
-        self._ready: dict[tuple[str, int, int], list[tuple[int, int, Task]]] = {}
-        self._free: set[tuple[str, int, int]] = set()
-        self._changed: set[tuple[str, int, int]] = set()
-        """Servers that may be able to begin something now."""
-        self._held = [[0] * flow.trainers for _ in range(stages)]
-        self._events: list[tuple[float, int, str, Task]] = []
+        self._helper_of = flow.by_helpers()
+        stages, numbers = range(len(flow.stages)), range(flow.microbatches)
+        each = [list(numbers[index :: flow.trainers]) for index in range(flow.trainers)]
+        self._trainers = [
+            [
+                _Trainer(stage, index, mine, [one for one in reversed(mine) if one not in self._helper_of])
+                for index, mine in enumerate(each)
+            ]
+            for stage in stages
+        ]
+        turns = [[one for one, at in self._helper_of.items() if at == index] for index in range(flow.helpers)]
+        self._helpers = [
+            [_Helper(stage, index, mine, flow.stages[stage].refresh) for index, mine in enumerate(turns)]
+            for stage in stages
+        ]
+        self._inputs: set[tuple[int, int]] = {(0, one) for one in numbers}
+        """Stages and microbatches whose input is there, in the same way what was shipped and gradients."""
+        self._shipped: set[tuple[int, int]] = set()
+        self._made: set[tuple[int, int]] = set()
+        """By own forwards."""
+        self._gradients: set[tuple[int, int]] = set()
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
-        self._waits: dict[Task, int] = {}
-        self._turn = [0] * flow.trainers
-        self.ran = Ran(peak=[0] * stages)
-        self._busy = {"trainer": 0.0, "helper": 0.0, "link": 0.0}
-        for stage in range(stages):
-            self._free |= {("trainer", stage, index) for index in range(flow.trainers)}
-            self._free |= {(kind, stage, index) for kind in ("helper", "link") for index in range(flow.helpers)}
+        self._end = 0.0
+        """Of the last backward."""
+        self._changed: list[_Device] = [one for row in (*self._trainers, *self._helpers) for one in row]
 
     def through(self) -> Ran:
-        flow = self._flow
-        for microbatch in range(flow.microbatches):
-            first = flow.stages[0].refresh if flow.is_helped(microbatch) else 0.0
-            self._at(first, "input", ("F", 0, microbatch))
+        for row in self._helpers:
+            for one in row:
+                self._at(one.refresh, lambda _, one=one: self._changed.append(one))
+        self._begin(0.0)
         while self._events:
             now = self._events[0][0]
             while self._events and self._events[0][0] <= now:
-                _, _, what, task = heapq.heappop(self._events)
-                self._handle(now, what, task)
-            self.ran.makespan = max(self.ran.makespan, now)
+                heapq.heappop(self._events)[2](now)
             self._begin(now)
-        self._share()
-        return self.ran
+        trainers = [one for row in self._trainers for one in row]
+        helpers = [one for row in self._helpers for one in row]
+        assert all(one.at == len(one.todo) for one in trainers), "the flow has come to a stop"
+        end = self._end
+        return Ran(
+            end,
+            [max(one.peak for one in row) for row in self._trainers],
+            sum(one.busy for one in trainers) / (end * len(trainers)) if end else 0.0,
+            sum(one.busy for one in helpers) / (end * len(helpers)) if end and helpers else 0.0,
+        )
 
-    def _handle(self, now: float, what: str, task: Task) -> None:
-        if what == "input":
-            self._queue(task)
-        elif what == "gradient":
-            self._arrived(task)
-        else:
-            self._done(now, task)
-
-    def _share(self) -> None:
-        flow, span = self._flow, self.ran.makespan
-        stages = len(flow.stages)
-        if span > 0:
-            self.ran.busy_trainers = self._busy["trainer"] / (span * stages * flow.trainers)
-            if flow.helpers:
-                self.ran.busy_helpers = self._busy["helper"] / (span * stages * flow.helpers)
-
-    def _at(self, when: float, what: str, task: Task) -> None:
+    def _at(self, when: float, what: Callable[[float], None]) -> None:
         self._count += 1
-        heapq.heappush(self._events, (when, self._count, what, task))
-
-    def _server(self, task: Task) -> tuple[str, int, int]:
-        work, stage, microbatch = task
-        if work == "S":
-            return "link", stage, microbatch % self._flow.helpers
-        if work == "F" and self._flow.is_helped(microbatch):
-            return "helper", stage, microbatch % self._flow.helpers
-        return "trainer", stage, microbatch % self._flow.trainers
-
-    def _seconds(self, task: Task) -> float:
-        work, stage, microbatch = task
-        of, helped = self._flow.stages[stage], self._flow.is_helped(microbatch)
-        if work == "F":
-            return of.helper_forward if helped else of.own_forward
-        if work == "S":
-            return of.ship
-        return of.helped_backward if helped else of.backward
-
-    def _queue(self, task: Task) -> None:
-        order = 0 if task[0] == "B" else 1
-        server = self._server(task)
-        heapq.heappush(self._ready.setdefault(server, []), (order, task[2], task))
-        self._changed.add(server)
+        heapq.heappush(self._events, (when, self._count, what))
 
     def _begin(self, now: float) -> None:
-        changed, self._changed = self._changed, set()
-        for server in sorted(changed & self._free):
-            queue = self._ready.get(server)
-            if not queue or not self._admits(queue[0][2]):
-                continue
-            task = heapq.heappop(queue)[2]
-            self._free.discard(server)
-            took = self._seconds(task)
-            self._busy[server[0]] += took
-            if task[0] == "F":
-                self._hold(task)
-            self._at(now + took, "done", task)
+        while self._changed:
+            device = self._changed.pop()
+            if device.free:
+                if isinstance(device, _Trainer):
+                    self._train(device, now)
+                elif isinstance(device, _Helper):
+                    self._help(device, now)
 
-    def _admits(self, task: Task) -> bool:
-        work, stage, microbatch = task
-        if work != "F":
-            return True
-        return self._held[stage][microbatch % self._flow.trainers] < self._flow.stages[stage].cap
+    def _works(self, device: _Device, now: float, seconds: float, done: Callable[[float], None]) -> None:
+        def over(then: float) -> None:
+            device.free = True
+            self._changed.append(device)
+            done(then)
 
-    def _hold(self, task: Task) -> None:
-        _, stage, microbatch = task
-        row = self._held[stage]
-        row[microbatch % self._flow.trainers] += 1
-        self.ran.peak[stage] = max(self.ran.peak[stage], *row)
+        device.free = False
+        device.busy += seconds
+        self._at(now + seconds, over)
 
-    def _done(self, now: float, task: Task) -> None:
-        work, stage, microbatch = task
-        flow, last = self._flow, len(self._flow.stages) - 1
-        server = self._server(task)
-        self._free.add(server)
-        self._changed.add(server)
-        backward = ("B", stage, microbatch)
-        if work == "B":
-            self._held[stage][microbatch % flow.trainers] -= 1
-            self._changed |= {("helper", stage, index) for index in range(flow.helpers)}
-            if stage > 0:
-                self._at(now + flow.transfer, "gradient", ("B", stage - 1, microbatch))
+    # helpers
+
+    def _help(self, one: _Helper, now: float) -> None:
+        if one.at == len(one.todo) or now < one.refresh or one.unsent >= _UNSENT:
             return
-        if work == "F" and stage < last:
-            begins = flow.stages[stage + 1].refresh if flow.is_helped(microbatch) else 0.0
-            self._at(max(now + flow.transfer, begins), "input", ("F", stage + 1, microbatch))
-        if work == "F" and flow.is_helped(microbatch):
-            self._queue(("S", stage, microbatch))
-        else:  # what the forward saved is where the backward runs
-            self._arrived(backward)
+        stage, microbatch = self._flow.stages[one.stage], one.todo[one.at]
+        to = microbatch % self._flow.trainers
+        if (one.stage, microbatch) not in self._inputs or one.open.get(to, 0) >= stage.ahead:
+            return
+        one.at += 1
+        one.unsent += 1
+        one.open[to] = one.open.get(to, 0) + 1
+        trainer = self._trainers[one.stage][to]
+        trainer.held += 1
+        trainer.holds()
+        self._works(one, now, stage.helper_forward, lambda then: self._ship(one, microbatch, then))
 
-    def _arrived(self, backward: Task) -> None:
-        """One of the two things that a backward waits for; on the last stage there is no gradient to wait for."""
-        needed = 1 if backward[1] == len(self._flow.stages) - 1 else 2
-        self._waits[backward] = self._waits.get(backward, needed) - 1
-        if not self._waits[backward]:
-            self._queue(backward)
+    def _ship(self, one: _Helper, microbatch: int, now: float) -> None:
+        stage = self._flow.stages[one.stage]
+        self._forwarded(one.stage, microbatch, now)
+        one.link = max(one.link, now) + stage.ship
+
+        def sent(_: float) -> None:
+            one.unsent -= 1
+            self._changed.append(one)
+
+        def came(_: float) -> None:
+            self._shipped.add((one.stage, microbatch))
+            self._changed.append(self._trainers[one.stage][microbatch % self._flow.trainers])
+
+        self._at(one.link, sent)
+        self._at(one.link + stage.latency, came)
+
+    def _forwarded(self, stage: int, microbatch: int, now: float) -> None:
+        """The next stage gets what a forward has made."""
+        if stage + 1 == len(self._flow.stages):
+            return
+        helper = self._helper_of.get(microbatch)
+        row: list[_Trainer] | list[_Helper] = self._trainers[stage + 1] if helper is None else self._helpers[stage + 1]
+        to = row[microbatch % self._flow.trainers if helper is None else helper]
+
+        def came(_: float) -> None:
+            self._inputs.add((stage + 1, microbatch))
+            self._changed.append(to)
+
+        self._at(now + self._flow.transfer, came)
+
+    # trainers
+
+    def _train(self, one: _Trainer, now: float) -> None:
+        if one.at == len(one.todo):
+            return
+        cap = self._flow.stages[one.stage].cap
+        first = one.todo[one.at]
+        own = one.own[-1] if one.own else None
+        if own is None or one.graphs >= cap or (one.stage, own) not in self._inputs:
+            own = None
+        if own is not None and own <= one.todo[min(one.at + cap, len(one.todo)) - 1]:
+            self._own_forward(one, own, now)
+        elif self._can_go_back(one.stage, first):
+            self._backward(one, first, now)
+        elif own is not None:
+            self._own_forward(one, own, now)
+
+    def _own_forward(self, one: _Trainer, microbatch: int, now: float) -> None:
+        one.own.pop()
+        one.graphs += 1
+        one.holds()
+        seconds = self._flow.stages[one.stage].own_forward
+        self._made.add((one.stage, microbatch))
+        self._works(one, now, seconds, lambda then: self._forwarded(one.stage, microbatch, then))
+
+    def _can_go_back(self, stage: int, microbatch: int) -> bool:
+        own = microbatch not in self._helper_of
+        there = (stage, microbatch) in (self._made if own else self._shipped)
+        return there and (stage + 1 == len(self._flow.stages) or (stage, microbatch) in self._gradients)
+
+    def _backward(self, one: _Trainer, microbatch: int, now: float) -> None:
+        stage = self._flow.stages[one.stage]
+        helper = self._helper_of.get(microbatch)
+        one.at += 1
+
+        def done(then: float) -> None:
+            self._end = max(self._end, then)
+            if helper is None:
+                one.graphs -= 1
+            else:
+                one.held -= 1
+                self._at(then + stage.latency, lambda _: self._heard(one, helper))
+            if one.stage:
+                self._at(then + self._flow.transfer, lambda _: self._gradient(one.stage - 1, microbatch))
+
+        self._works(one, now, stage.backward if helper is None else stage.helped_backward, done)
+
+    def _heard(self, one: _Trainer, number: int | None) -> None:
+        """A helper, that a backward is done."""
+        assert number is not None
+        helper = self._helpers[one.stage][number]
+        helper.open[one.index] -= 1
+        self._changed.append(helper)
+
+    def _gradient(self, stage: int, microbatch: int) -> None:
+        self._gradients.add((stage, microbatch))
+        self._changed.append(self._trainers[stage][microbatch % self._flow.trainers])

@@ -116,14 +116,21 @@ class Agenda:
         return self._in_order() if self._program.order == "1f1b" else self._as_they_come()
 
     def _in_order(self) -> Action | None:
-        """Own forwards are as far ahead as fills the pipeline."""
-        for one in self.todo[: self._ahead]:
-            if self._is_own(one) and one not in self.graphs:
-                return self._if_it_can(Action(Kind.FORWARD, one))
+        """Own forwards are as far ahead as fills the pipeline. What is not there yet lets what is next go before it,
+        but backwards stay in order."""
+        ahead = self.todo[: self._ahead]
+        own = next((one for one in self.todo if self._is_own(one) and one not in self.graphs), None)
         first = self.todo[0]
-        return self._if_it_can(
-            Action(Kind.BACKWARD if self._is_own(first) or first in self.looked else Kind.LOOK, first)
-        )
+        back = Action(Kind.BACKWARD if self._is_own(first) or first in self.looked else Kind.LOOK, first)
+        if own is None:
+            return self._if_it_can(back)
+        forward = Action(Kind.FORWARD, own)
+        if self._program.layout.backward_tp > 1:
+            # What is there when is not the same on all ranks of the group, which have to do the same.
+            return self._if_it_can(forward if own in ahead else back)
+        if own in ahead:
+            return self._if_it_can(forward) or self._if_it_can(back)
+        return self._if_it_can(back) or (self._if_it_can(forward) if len(self.graphs) < self._ahead else None)
 
     def _as_they_come(self) -> Action | None:
         """Backwards before own forwards, as they make room; the oldest first."""

@@ -18,9 +18,8 @@ from trimtab.fbd.execute.mail import Mail
 from trimtab.fbd.execute.program import ASIDE, DONE, OWN, Finish, Program, Tensors, label
 from trimtab.fbd.execute.rehearsal import Rehearsal
 from trimtab.fbd.execute.stopwatch import Stopwatch
-from trimtab.fbd.execute.weights import receive_weights, send_weights, takers
+from trimtab.fbd.execute.weights import Travels, receive_weights, send_weights, takers, wait_for
 from trimtab.fbd.ranks import Role, VirtualRank
-from trimtab.fbd.split.shipping import Arrived
 from trimtab.transport.interface import Transport
 
 
@@ -49,6 +48,7 @@ class BackwardRank:
         self._choosing: Choosing | None = None
         self._begun = False
         self._unequal: list[torch.Tensor] = []
+        self._travels: Travels = []
         self.mail = Mail(transport, program, rank, device_of(module))
         self._agenda = Agenda(program, rank, self.mail, self._mine)
 
@@ -94,16 +94,17 @@ class BackwardRank:
         self._check_batches()
         if self._program.goes_on:
             self._say_done()
+        wait_for(self.mail, self._travels)
         return [losses[one] for one in sorted(losses)]
 
     def publish(self, step: int) -> None:
         """The last part of it: the weights, as they are now, are what forwards of ``step`` are to use. They may not be
-        written before the first backward of that step. Not after the last step of all."""
+        written before the :meth:`backwards` of that step have ended. Not after the last step of all."""
         to = takers(self._program, self._rank)
         if self._choosing is not None:
             self._choosing.learn(self.mail, to, step - 1, self._watch.least())
             self._choosing.tell(self.mail, to, step)
-        send_weights(self.mail, self._program, self._rank, self._module, step)
+        self._travels = send_weights(self.mail, self._program, self._rank, self._module, step)
 
     def forget(self) -> None:
         """The graphs of forwards: what they were made of has changed, and the next microbatches make new ones."""
@@ -113,7 +114,7 @@ class BackwardRank:
         """All ranks of the stage begin with the same weights."""
         program, mail = self._program, self.mail
         if self._rank.instance == 0:
-            send_weights(mail, program, self._rank, self._module, step, first=True)
+            self._travels = send_weights(mail, program, self._rank, self._module, step, first=True)
         elif not program.equal_backwards:
             receive_weights(mail.message, program, self._rank, self._module, step)
         refused: dict[str, str] = {}
@@ -179,7 +180,6 @@ class BackwardRank:
             with self._watch.one():
                 back = self._backing.through(looked.arrived, looked.batch, gradients)
             losses = list(looked.loss)
-            back = _owned(back, looked.arrived)
             self.mail.give_back(looked.arrived)
         if stage > 0:
             self.mail.send(agenda.beside(stage - 1), agenda.gradient(microbatch), _written(back))
@@ -201,14 +201,6 @@ class BackwardRank:
         for one in range(self._cell * layout.forwards, (self._cell + 1) * layout.forwards):
             process = server(self._program, self._rank, one)
             self.mail.send(process, label(DONE, self._agenda.step, backward=True), ())
-
-
-def _owned(gradients: Gradients, arrived: Arrived) -> Gradients:
-    """A node may give what it had saved as a gradient, which lies in a buffer that the next shipment may come into."""
-    lent = {one.untyped_storage().data_ptr() for one in arrived.tensors if one.numel()}
-    return tuple(
-        one.clone() if one is not None and one.untyped_storage().data_ptr() in lent else one for one in gradients
-    )
 
 
 def _written(gradients: Gradients) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from trimtab.transport.labels import MOST_PARTS, MOST_TENSORS
 
 Wait = Callable[[int, Callable[[], Any]], Any]
 """For something from a process."""
+_LARGE: Final = 0.25
+"""Of free memory: beside what came there are this side's own tensors, and what comparing takes."""
 
 
 def wide(program: Program) -> int:
@@ -73,13 +75,25 @@ def send_rehearsal(mail: Mail, to: int, step: int, microbatch: int, shipment: Sh
 
 
 def take_rehearsal(wait: Wait, mail: Mail, source: int, step: int, microbatch: int, manifest: Manifest) -> Tensors:
-    """On the backward's side."""
+    """On the backward's side. On the host, where they would fill much of what is free on its device: each of them is
+    looked at once."""
     found: list[torch.Tensor] = []
     for part in range(len(_parts(manifest.storages))):
         where = label(CUT, step, microbatch)._replace(part=part)
         message = wait(source, lambda w=where: mail.pop(source, w))
         found += message.tensors
+        if found and _short(found[-1].device, manifest.bytes):
+            found = [one.cpu() for one in found]
     return tuple(found)
+
+
+def _short(device: torch.device, size: int) -> bool:
+    """Whether ``size`` bytes are a large part of what is free on a device."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return size > _LARGE * (free + cached)
 
 
 def tell_plan(mail: Mail, to: int, step: int, microbatch: int, plan: Plan | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -80,6 +81,8 @@ class Mail:
         try:
             return self.streams.send(to, label, tensors, after=after)
         except PeerLost as error:
+            if self._program.goes_on and error.why == LEFT:  # he, or all of the others, had nothing more to do
+                return None
             if not self._may_go(error.peer):
                 raise
             self._lose(error.peer, error.why)
@@ -155,17 +158,25 @@ class Mail:
         ``looks_again``: whether to also where nothing has come."""
         end = time.monotonic() + self._program.patience
         while True:
-            self._take()
+            error = self._take()
             value = found()
             if value is not None:
                 return value
+            if error is not None:
+                raise error
             left = end - time.monotonic()
             if left <= 0:
                 raise TransportError(f"{what} has not come within {self._program.patience:g} s")
             self.streams.wait(min(left, _LOOK_AGAIN_SECONDS) if looks_again() else left)
 
-    def _take(self) -> None:
-        for message in self.streams.poll(_is_hosted):
+    def _take(self) -> TransportError | None:
+        """What has come; an error where nothing more will, which need not concern who has all that he waits for: others
+        leave when they are done."""
+        try:
+            found = self.streams.poll(_is_hosted)
+        except TransportError as error:
+            return error
+        for message in found:
             if isinstance(message, Departure):
                 self._lose(message.source, message.why)
             elif isinstance(message, Message):
@@ -173,6 +184,7 @@ class Mail:
                     message.release()
                 else:
                     self._sort(message)
+        return None
 
     def _sort(self, message: Message) -> None:
         about, source = message.label, message.source
@@ -228,7 +240,10 @@ class Mail:
         self._receiver.forget(self.standing.processes)
         for other in range(self._world):
             if other not in (process, self.process):
-                self.send(other, label(LOST, 0, process), ())
+                # Also to the others of its instance, which may live and would wait for it; who has left, or is lost
+                # itself, shows by itself.
+                with contextlib.suppress(PeerLost):
+                    self.streams.send(other, label(LOST, 0, process), ())
 
 
 def _is_hosted(about: Label) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Final, Literal
 
 import torch
 from torch import nn
 
 from trimtab.fbd.execute.hooks import Hooks
-from trimtab.fbd.ranks import Layout, Placement, Role
+from trimtab.fbd.ranks import Layout, Placement
+from trimtab.fbd.sharing import ahead_of, helpers_of, partners_of
 from trimtab.fbd.split.random_states import RandomStates
 from trimtab.transport.interface import Label
 
@@ -136,45 +136,37 @@ class Program:
 
     @property
     def helped_microbatches(self) -> list[int]:
-        """Of a cell: those whose forward runs on a forward rank, spread evenly."""
-        share = self.helped
-        return [j for j in range(self.microbatches) if int((j + 1) * share + 1e-9) > int(j * share + 1e-9)]
+        """Of a cell: those whose forward runs on a forward rank."""
+        return sorted(self._helpers())
+
+    def _helpers(self) -> dict[int, int]:
+        layout = self.layout
+        return helpers_of(self.microbatches, layout.forwards, layout.backwards, self.helped)
 
     def forwarded(self, instance: int) -> list[int]:
         """Those of a forward instance; the instances of a cell take turns."""
-        each = self.layout.forwards
-        return self.helped_microbatches[instance % each :: each]
+        return [one for one, helper in self._helpers().items() if helper == instance % self.layout.forwards]
 
     def helper(self, cell: int, microbatch: int) -> int | None:
         """The forward instance that has a microbatch; None: its backward rank has it itself."""
-        helped = self.helped_microbatches
-        if microbatch not in helped:
-            return None
-        return cell * self.layout.forwards + helped.index(microbatch) % self.layout.forwards
+        helper = self._helpers().get(microbatch)
+        return None if helper is None else cell * self.layout.forwards + helper
 
     def partners(self) -> int:
         """Forward instances that send to one backward instance, at most."""
-        layout = self.layout
-        return max(
-            len(
-                {self.helper(0, one) for one in layout.microbatches(Role.BACKWARD, instance, self.microbatches)}
-                - {None}
-            )
-            for instance in range(layout.backwards)
-        )
+        return partners_of(self._helpers(), self.layout.backwards)
 
     def bound(self, stage: int) -> int:
         """Microbatches of a stage that one forward rank may have sent to one backward rank and not heard back of.
 
         A microbatch is with a backward rank of the stage while it goes forward through the stages behind, and back; a
-        forward instance takes as much longer as there are more of them.
+        forward instance takes as much longer as there are more of them. Once a backward is done the forward that may
+        begin then has to run, and to travel, while the backward rank is busy with others: it has the time of one
+        backward for each of the two.
         """
         if self.ahead is not None:
             return self.ahead
-        layout = self.layout
-        behind = layout.stages - 1 - stage
-        under_way = behind * layout.forwards / layout.backwards + behind + 1
-        return max(2, ceil(under_way / max(self.partners(), 1)) + 1)
+        return ahead_of(self.layout.stages - 1 - stage, self.layout.forwards, self.layout.backwards, self.partners())
 
 
 _NAMES: Final = {

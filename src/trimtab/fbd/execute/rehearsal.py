@@ -12,7 +12,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -32,8 +32,10 @@ from trimtab.fbd.execute.cutting import (
 )
 from trimtab.fbd.execute.fingerprint import fingerprint
 from trimtab.fbd.execute.forwarding import Forwarding, Parcel, sow
+from trimtab.fbd.execute.intact import changed_tensors, changed_weights, marks, weight_marks
 from trimtab.fbd.execute.mail import Mail
 from trimtab.fbd.execute.memory import backward_need, forward_need, room_of
+from trimtab.fbd.execute.products import share, unwritten
 from trimtab.fbd.execute.program import REHEARSAL, VERDICT, Mode, Program, Tensors, label
 from trimtab.fbd.ranks import Role, VirtualRank
 from trimtab.fbd.reshard.plan import Cutter
@@ -43,13 +45,16 @@ from trimtab.transport.errors import TransportError
 from trimtab.transport.interface import Label, Message
 
 _T = TypeVar("_T")
+_MOST_TOLD: Final = 4
+"""Reasons of a stage."""
 Refusals = dict[str, str]
 """By mode, why not."""
 Words = dict[str, Any]
 """What a forward rank says of a microbatch: ``refused``; and where some mode is not, ``about``, ``manifest``, ``sent``
 (bytes by mode), ``saved`` (bytes, where known), ``draws`` (whether generators moved), ``device`` (its type), ``hash``
-(of the batch); where tensor parallel degrees differ ``whole``, the manifest of a rehearsal on random inputs, to which
-the backward rank adds its tensors, ``tensors``, and whoever compares, if it can be cut, the ``plan``."""
+(of the batch), ``weights`` (marks of all, by part); where tensor parallel degrees differ ``whole``, the manifest of a
+rehearsal on random inputs, with ``marks`` of its tensors. The backward rank adds these, ``tensors``, and whoever
+compares, if it can be cut, the ``plan``."""
 Compare = Callable[[Words, Tensors], Refusals]
 """What was said of a microbatch, and the batch here: why this side could not go backwards through it."""
 
@@ -81,6 +86,7 @@ class Rehearsal:
         cutters: dict[int, Cutter] = {}
         stage = self._rank.stage
         forwarding = Forwarding(self._program, self._rank, self._module)
+        weights = weight_marks(self._program, self._module, device_of(self._module))
         for microbatch in self._microbatches(self._program.forwarded(self._rank.instance)):
             where = label(REHEARSAL, self._step, microbatch)
             before = () if stage == 0 else self._await(self._process(stage=stage - 1), microbatch).tensors
@@ -88,10 +94,11 @@ class Rehearsal:
             outputs: Tensors = ()
             if before or stage == 0:  # else the stage before was refused
                 words, outputs = self._try(forwarding, microbatch, before)
-            self._refused |= words["refused"] | self._room(words)
+            self._refused |= words["refused"] | self._room(words) | self._unwritten(microbatch)
             instance = self._program.layout.instance_of(Role.BACKWARD, self._cell, microbatch)
             receivers = served(self._program, self._rank, instance)
             whole = self._whole(words, before, microbatch)
+            words["weights"] = weights
             self._refused |= words["refused"]
             for to in receivers:
                 self._mail.say(to, where._replace(backward=True), words)
@@ -120,6 +127,7 @@ class Rehearsal:
             words["refused"] |= {"ship": str(error)}
             return None
         words["whole"] = whole.manifest.to_json()
+        words["marks"] = marks(whole.tensors, device_of(self._module))
         return whole
 
     def backward(self, compare: Compare) -> Refusals:
@@ -140,13 +148,27 @@ class Rehearsal:
             if "whole" in words:
                 manifest = Manifest.from_json(words["whole"])
                 words["tensors"] = take_rehearsal(self._until, self._mail, source, self._step, microbatch, manifest)
+            self._refused |= self._changed(words) | self._unwritten(microbatch)
             around = self._program.hooks.around_backward(self._step, microbatch, last=False)
             with self._undisturbed(), around:
-                self._refused |= compare(words, batch)
+                self._refused = compare(words, batch) | self._refused  # the first is nearest to its cause
             if "whole" in words:
                 tell_plan(self._mail, source, self._step, microbatch, words.get("plan"))
             self._refused |= self._room(words)
         return self._agree()
+
+    def _unwritten(self, microbatch: int) -> Refusals:
+        """Where this device does not compute all that it is told to."""
+        why = unwritten(self._module, self._batches.of(self._step, microbatch)) if share() else ""
+        return dict.fromkeys(modes_of(self._program), why) if why else {}
+
+    def _changed(self, words: Words) -> Refusals:
+        """Where what came is not what was sent."""
+        device = device_of(self._module)
+        why = changed_weights(self._program, self._rank, self._module, device, words["weights"])
+        if not why and "whole" in words:
+            why = changed_tensors(words["tensors"], device, words["marks"])
+        return dict.fromkeys(modes_of(self._program), why) if why else {}
 
     def _microbatches(self, mine: list[int] | range) -> list[int]:
         """So many of them that every rank tries one."""
@@ -204,6 +226,8 @@ class Rehearsal:
             sent = words.get("sent", {}).get(mode)
             if sent is None:
                 continue
+            if "plan" in words:
+                sent = words["plan"].received(Manifest.from_json(words["whole"]))
             again = words["saved"] if mode == "recompute" else 0
             if self._rank.role is Role.FORWARD:
                 need = forward_need(self._module, sent, words["saved"] if mode == "ship" else 0)
@@ -216,7 +240,7 @@ class Rehearsal:
     def _agree(self) -> Refusals:
         """Everybody's refusals to process 0 and what follows from them to everybody; those of this stage."""
         mail, where = self._mail, label(VERDICT, self._step)
-        mine = {"stage": self._rank.stage, "refused": self._refused}
+        mine = {"stage": self._rank.stage, "role": str(self._rank.role), "refused": self._refused}
         if mail.process == 0:
             others = range(1, self._program.placement.world)
             said = [mine, *(self._heard(one, where) for one in others)]
@@ -269,12 +293,28 @@ class Rehearsal:
 
 
 def _verdict(program: Program, said: list[dict[str, Any]]) -> dict[str, Any]:
-    """What follows from all: a refusal where some stage has no mode left, and of each stage, which it has not."""
-    stages: dict[str, Refusals] = {}
-    for one in said:
-        stages[str(one["stage"])] = one["refused"] | stages.get(str(one["stage"]), {})
-    for refused in stages.values():
+    """What follows from all: a refusal where some stage has no mode left, and of each stage, which it has not, as the
+    first role says that refuses it. ``said``: by process."""
+    stages: dict[str, dict[str, tuple[str, dict[str, int]]]] = {}
+    for process, one in enumerate(said):
+        known = stages.setdefault(str(one["stage"]), {})
+        for mode, why in one["refused"].items():
+            role, reasons = known.setdefault(mode, (one["role"], {}))
+            if role == one["role"]:
+                reasons.setdefault(why, process)
+    told = {stage: {mode: _joined(why) for mode, (_, why) in refused.items()} for stage, refused in stages.items()}
+    for refused in told.values():
         why = [refused[mode] for mode in modes_of(program) if mode in refused]
         if len(why) == len(modes_of(program)):
             return {"refusal": "; and with the other mode, ".join(dict.fromkeys(why)), "stages": {}}
-    return {"refusal": "", "stages": stages}
+    return {"refusal": "", "stages": told}
+
+
+def _joined(reasons: dict[str, int]) -> str:
+    """Several with the first process that has each: ranks of a tensor parallel group compute together, and what one has
+    wrong is seen on the others, too, where it need not look like its cause."""
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    told = [f"process {process}: {why}" for why, process in reasons.items()]
+    more = [f"and {len(told) - _MOST_TOLD} more"] if len(told) > _MOST_TOLD else []
+    return "; ".join(told[:_MOST_TOLD] + more)

@@ -14,6 +14,7 @@ from trimtab.fbd.ranks import Role, VirtualRank
 from trimtab.fbd.reshard.weights import Shards
 from trimtab.transport.interface import Label, Message
 from trimtab.transport.labels import MOST_PARTS, MOST_TENSORS
+from trimtab.transport.sending import Sending
 
 _MOST = MOST_PARTS * MOST_TENSORS
 Take = Callable[[int, Label], Message]
@@ -31,23 +32,43 @@ def giver(program: Program, rank: VirtualRank) -> int:
     return program.placement.process(VirtualRank(Role.BACKWARD, rank.stage, 0, rank.tp))
 
 
+Travels = list[tuple[int, Sending]]
+"""What is on its way, and to which process."""
+
+
 def send_weights(
     mail: Mail, program: Program, rank: VirtualRank, module: nn.Module, step: int, *, first: bool = False
-) -> None:
+) -> Travels:
     """Give them, for ``step``, to whoever gets theirs from ``rank``: on the ``first``, other backward ranks do, too.
-    Queued: they travel while the others still work, and nothing writes into them before the backward of ``step``,
-    which needs forwards with them."""
+    Queued: they travel while the others still work, from where they lie, so they must not be written into before
+    :func:`wait_for` returns."""
     if rank.instance != 0:
-        return
+        return []
     to = takers(program, rank)
     if first and not program.equal_backwards:
         others = range(1, program.layout.instances(Role.BACKWARD))
         to += [program.placement.process(rank._replace(instance=one)) for one in others]
     parts = _parts(program, module)
+    travels: Travels = []
     with mail.streams.together():
         for process in to:
             for number, tensors in enumerate(parts):
-                mail.send(process, label(WEIGHTS, step)._replace(part=number), [one.detach() for one in tensors])
+                where = label(WEIGHTS, step)._replace(part=number)
+                sending = mail.send(process, where, [one.detach() for one in tensors])
+                if sending is not None:
+                    travels.append((process, sending))
+    return travels
+
+
+def wait_for(mail: Mail, travels: Travels) -> None:
+    """Return when what was given is there, or nobody waits for it. Most often it is: forwards with it have come. But
+    not of every process to which it goes, where gradients of replicas are not added up by then."""
+
+    def found() -> bool | None:
+        gone = mail.standing.processes
+        return all(sending.done() or process in gone for process, sending in travels) or None
+
+    mail.until(found, "what takes the weights", looks_again=lambda: True)
 
 
 def receive_weights(take: Take, program: Program, rank: VirtualRank, module: nn.Module, step: int) -> None:

@@ -3,6 +3,7 @@ forward on the same inputs, so what the backward's side saved has to be a part o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -25,7 +26,7 @@ class Seen(NamedTuple):
     slot: int
     """Of the backward's side."""
     whole: torch.Tensor
-    """On the forward's."""
+    """On the forward's; it may be on the host, from where it is fetched when it is looked at."""
     part: torch.Tensor
     """On the backward's."""
 
@@ -44,7 +45,8 @@ def decide(seen: Sequence[Seen], degrees: Degrees) -> dict[int, Cut | None]:
     most = tolerance([one.part for one in seen])
     decided: dict[int, Cut | None] = {}
     open_: dict[int, list[Cut | None]] = {}
-    for one in seen:
+    for kept in seen:
+        one = kept._replace(whole=kept.whole.to(kept.part.device))
         agreeing = _agreeing(one, degrees, most)
         if not agreeing:
             raise ValueError(_unlike(one, degrees, most))
@@ -96,6 +98,10 @@ def _signature(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative to the norm of ``b``: single elements near 0 do not count for more than they are. Infinite where one is
+    a number and the other is not."""
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return math.inf
     a, b = _plain(a), _plain(b)
     size = float(b.norm())
     apart = float((a - b).norm())
@@ -103,6 +109,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """To be computed with; what is no number (scores of what is masked, for example) is 0."""
     return tensor.detach().to(torch.float32).nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -111,6 +118,9 @@ def _unlike(one: Seen, degrees: Degrees, most: float) -> str:
     about = f"saved tensor {one.slot} is {whole} at TP {degrees.forward} and {part} at TP {degrees.backward}"
     if not any(True for _ in candidates(whole, part, degrees)):
         return f"{about}: that is no division among ranks; use equal degrees"
+    odd = [int((~each.isfinite()).sum()) for each in (one.whole, one.part)]
+    if any(odd):
+        about = f"{about}, with {odd[0]} and {odd[1]} values that are not finite"
     if whole == part:
         apart = _plain(one.whole) - _plain(one.part)
         share = float((apart.abs() > most * _plain(one.part).square().mean().sqrt()).float().mean())

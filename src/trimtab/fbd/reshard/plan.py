@@ -31,6 +31,10 @@ class Plan:
     cuts: tuple[Cut | None, ...]
     """Of each; None: it is sent as it is."""
 
+    def received(self, rehearsed: Manifest) -> int:
+        """Bytes of a microbatch that the backward rank gets. ``rehearsed``: the forward's, of the rehearsal."""
+        return _Way.of(self, rehearsed).manifest.bytes
+
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
         return {"manifest": self.manifest.to_json(), "sources": list(self.sources), "cuts": list(self.cuts)}
@@ -59,7 +63,7 @@ def plan_of(
 
     Args:
         forward: what the forward's side made.
-        tensors: its storages, on this side's device.
+        tensors: its storages, on any device: of them no more than one tensor at a time is fetched to this side's.
         backward: what this side made of the same inputs.
         saved: tensors of its slots.
 
@@ -76,8 +80,7 @@ def plan_of(
         if slot.source == "shipped":
             sources[number] = source
             if number not in pairs.states:
-                whole = view_of(there, tensors, (), ())
-                seen.append(Seen(number, whole.to(saved[number].device), saved[number]))
+                seen.append(Seen(number, view_of(there, tensors, (), ()), saved[number]))
     decided = decide(seen, degrees)
     return Plan(backward, tuple(sources), tuple(decided.get(number) for number in range(len(backward.slots))))
 

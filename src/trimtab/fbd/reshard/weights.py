@@ -54,6 +54,14 @@ class Shards:
         known = zip(held, names, weight_divisions(module), strict=True)
         self._known = {id(one): (name, division) for one, name, division in known}
 
+    def parts(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """Of one of the module's tensors, what each backward rank has; views."""
+        _, division = self._known.get(id(whole), ("", None))
+        if division is None:
+            return [whole] * self._parts
+        cuts = [Cut(division.dim, division.blocks, self._parts, one) for one in range(self._parts)]
+        return [one.of(whole) for one in cuts]
+
     def put(self, whole: torch.Tensor, shard: torch.Tensor, part: int) -> None:
         """Of one of the module's tensors, what backward rank ``part`` has. ValueError where shapes do not fit."""
         name, division = self._known.get(id(whole), ("a tensor that is not the module's", None))

@@ -20,6 +20,7 @@ from trimtab.transport.errors import WrongMessage
 from trimtab.transport.interface import Label, Message
 from trimtab.transport.labels import MOST_PARTS, MOST_TENSORS
 
+_count: Callable[[int], int] = torch._C._storage_Use_Count  # pyright: ignore
 MOST_STORAGES: Final = (MOST_PARTS - 1) * MOST_TENSORS
 _KEPT: Final = 8
 """Manifests of a chunk that are remembered: shapes may alternate, and messages overtake each other."""
@@ -72,7 +73,12 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A shipment that is complete. :meth:`release` it after its backward."""
+    """A shipment that is complete.
+
+    :meth:`release` it after its backward. Buffers then go back to the transport, which lets the next shipments come
+    into them; but not those of a message of which somebody still holds a part, such as a gradient that is what a node
+    had saved: they are left to it, as in ordinary training.
+    """
 
     source: int
     chunk: int
@@ -163,12 +169,19 @@ def _arrived(key: Key, manifest: Manifest | None, coming: _Coming) -> Arrived:
     source, chunk, iteration, microbatch = key
     messages = [coming.found[part] for part in sorted(coming.found)]
     tensors = tuple(tensor for message in messages for tensor in message.tensors)
+    held = [_holders(message) for message in messages]
 
     def release() -> None:
-        for message in messages:
-            message.release()
+        for message, before in zip(messages, held, strict=True):
+            if _holders(message) <= before:
+                message.release()
 
     return Arrived(source, chunk, microbatch, iteration, manifest, tensors, coming.inputs, coming.about, release)
+
+
+def _holders(message: Message) -> int:
+    """Of the storages of a message's tensors: nobody but this module sees the tensors themselves, only views."""
+    return sum([_count(one.untyped_storage()._cdata) for one in message.tensors])
 
 
 def _as_bytes(head: dict[str, Any]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from trimtab.fbd.threads.turns import Turns
 from trimtab.transport.errors import PeerLost, TransportError
 from trimtab.transport.inbox import Inbox
 from trimtab.transport.interface import Announcement, Departure, Label, LinkEstimate, Message, Transport
-from trimtab.transport.labels import MOST_CHUNKS, check_send, owned
+from trimtab.transport.labels import MOST_CHUNKS, check_send
 from trimtab.transport.sending import Sending
 
 _ITERATION_BITS: Final = 40
@@ -176,7 +176,7 @@ class Routes:
     def _hand_over(self, source: int, place: int, label: Label, tensors: Sequence[torch.Tensor]) -> Sending:
         """Within the process: a copy, as what is received may be written into, made in the order of the current
         stream, which is where it will be read."""
-        copies = tuple(owned(one).clone() for one in tensors)
+        copies = tuple(one.detach().clone(memory_format=torch.contiguous_format) for one in tensors)
         device = next((one.device for one in copies if one.is_cuda), None)
         event = None if device is None else torch.cuda.current_stream(device).record_event()
         self._order[place].arrived(Message(source, label, copies, event=event))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -16,6 +17,9 @@ from trimtab.transport.ucx.transport import UcxTransport
 from trimtab.transport.ucx.worker import Worker, default_options, shares_memory
 from trimtab.transport.watch import open_watch
 
+_ALL: Final = ""
+"""The address for whoever has none of his own."""
+
 
 def open_ucx(
     ucx: Ucx,
@@ -24,39 +28,40 @@ def open_ucx(
     said: Sequence[Mapping[str, Any]],
     settings: TransportConfig,
     device: torch.device,
+    apart: Iterable[int] = (),
 ) -> UcxTransport:
-    """``said``: of each rank ``token``, ``host``, ``pid`` and ``started``. TransportError: some rank cannot be reached;
-    every rank gets one then, so that nobody waits for an answer."""
+    """``said``: of each rank ``token``, ``host``, ``pid`` and ``started``. ``apart``: see :class:`Worker`.
+    TransportError: some rank cannot be reached; every rank gets one then, so that nobody waits for an answer."""
     problem = ""
     worker: Worker | None = None
-    addresses: list[bytes] = []
+    near = [peer for peer, one in enumerate(said) if peer != rank and one["host"] == said[rank]["host"]]
+    in_memory = set(near) if shares_memory() else set[int]()
+    alone = sorted(in_memory.intersection(apart))
+    mine: dict[str, str] = {}
     try:
-        worker = Worker(ucx, default_options())
-        mine = worker.address()
+        worker = Worker(ucx, default_options(), alone)
+        mine = {_ALL: worker.address().hex()} | {str(peer): worker.address(peer).hex() for peer in alone}
     except TransportError as error:
-        problem, mine = str(error), b""
-    addresses = exchange(mine)
-    if worker is not None and all(addresses):
+        problem = str(error)
+    everybody = [json.loads(text) for text in exchange(json.dumps(mine).encode())]
+    if worker is not None and all(everybody):
         try:
-            for peer, address in enumerate(addresses):
+            for peer, addresses in enumerate(everybody):
                 if peer != rank:
-                    same_host = said[peer]["host"] == said[rank]["host"]
-                    worker.connect(peer, address, shared_memory=same_host and shares_memory())
+                    address = bytes.fromhex(addresses.get(str(rank), addresses[_ALL]))
+                    worker.connect(peer, address, shared_memory=peer in in_memory)
         except TransportError as error:
             problem = str(error)
     problems = [text.decode() for text in exchange(problem.encode())]
-    if worker is None or any(problems) or not all(addresses):
+    if worker is None or any(problems) or not all(everybody):
         if worker is not None:
             worker.close(lambda: True)
         first = next((number for number, text in enumerate(problems) if text), 0)
         raise TransportError(f"stage {first}: {problems[first]}")
     watched = {
         fd: peer
-        for peer, one in enumerate(said)
-        if peer != rank
-        and one["host"] == said[rank]["host"]
-        and one["pid"] != os.getpid()
-        and (fd := open_watch(one["pid"], one["started"])) is not None
+        for peer in near
+        if said[peer]["pid"] != os.getpid() and (fd := open_watch(said[peer]["pid"], said[peer]["started"])) is not None
     }
     tokens = [one["token"] for one in said]
     try:

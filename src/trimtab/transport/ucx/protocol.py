@@ -129,7 +129,6 @@ class Protocol:
             item = commands.popleft()
             count += 1
             if isinstance(item, Send):
-                self.estimator.begin(item.to)
                 if item.ready is None or item.ready():
                     self._admit(item)
                 else:
@@ -161,9 +160,10 @@ class Protocol:
         return before - len(still)
 
     def _admit(self, item: Send) -> None:
+        self.estimator.begin(item.to)  # not before: what is not made yet keeps no link busy
         if self.peers[item.to].left:
             self._fail_send(item, PeerLost(item.to, LEFT))
-        elif self._credits.submit(item.to, Channel(item.label.backward, item.label.chunk), item):
+        elif self._credits.submit(item.to, Channel(item.label.backward, item.label.chunk), item, free=not item.tensors):
             self._start(item)
         else:
             self._waiting.add(item)
@@ -338,6 +338,7 @@ class Protocol:
         for small in [small for small in self._small if small.to == rank]:
             self._small.remove(small)
             self._graves.append(small)
+        self._worker.leave_alone(rank)
 
     def _goodbye(self, peer: Peer) -> None:
         peer.left = True

@@ -72,18 +72,14 @@ class Receiving:
                     receive.source,
                     header.label,
                     receive.tensors,
-                    credit=partial(self.on_credit, receive.source, channel),
-                    give_back=partial(self._give, receive.buffers),
+                    credit=partial(self.on_credit, receive.source, channel) if receive.tensors else None,
+                    give_back=partial(self._pool.give, *receive.buffers),
                     due=header.value,
                 )
             )
 
     on_credit: Callable[[int, Channel], None]
     """Set by the transport: a consumer gives a credit back."""
-
-    def _give(self, buffers: Sequence[Buffer]) -> None:
-        for buffer in buffers:
-            self._pool.give(buffer)
 
     def _failed(self, source: int, label: Label, specs: Sequence[Spec], error: TransportError) -> None:
         if isinstance(error, UcxError) and error.status == TRUNCATED:

@@ -14,6 +14,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -22,7 +23,7 @@ import torch
 from trimtab.transport.errors import LEFT, PeerLost, TransportError
 from trimtab.transport.inbox import Inbox
 from trimtab.transport.interface import Announcement, Channel, Departure, Label, LinkEstimate, Message
-from trimtab.transport.labels import check_send, owned
+from trimtab.transport.labels import check_send, held
 from trimtab.transport.pool import BufferPool
 from trimtab.transport.sending import Sending
 from trimtab.transport.ucx.protocol import Protocol
@@ -39,6 +40,9 @@ _TAKE_OVER_SECONDS: Final = 1e-3
 """... and otherwise the owner takes over after this time. (Setting a timer may cost 15 us, so it is seldom set.)"""
 _LOOK_AGAIN_SECONDS: Final = 100e-6
 """While something is not ready to be sent, how often it is asked."""
+_TRIES: Final = 16
+"""UCX refuses to be slept on while there is something to do. Where a peer was killed that it has something from, or
+for, there always is, and nothing is ever done: after so many looks in vain there are pauses between them."""
 _GRACE_SECONDS: Final = 2.0
 """At the end, for what is just being sent."""
 
@@ -69,6 +73,8 @@ class UcxTransport:
         self._protocol.receiving.on_credit = self._credit
         self._watched = dict(watched)
         self._ended: set[int] = set()
+        self._deaths: deque[int] = deque()
+        """Ranks whose process has ended, as somebody has seen; whoever holds the turn sees to it."""
         self._turn = threading.Lock()
         self._wanted = False
         self._driving = False
@@ -106,7 +112,7 @@ class UcxTransport:
         """See the interface."""
         check_send(self.rank, self.world, to, label, tensors)
         self._check(to)
-        item = Send(to, label, tuple([owned(tensor) for tensor in tensors]), ready, due)
+        item = Send(to, label, *held(tensors, ready), due)
         protocol = self._protocol
         protocol.submit(item)
         self._nudge()
@@ -253,53 +259,62 @@ class UcxTransport:
     def _drive_on(self, done: Callable[[], bool], end: float) -> None:
         step = self._protocol.step
         clock = self._clock
-        spin_until = clock() + _SPIN_SECONDS
+        spin_until, tries = clock() + _SPIN_SECONDS, 0
         while not done():
-            if step():
-                spin_until = 0.0
-                continue
-            now = clock()
-            if spin_until == 0.0:
-                spin_until = now + _SPIN_SECONDS
+            did, now = step(), clock()
             if now >= end:
                 return
+            if did:
+                spin_until, tries = now + _SPIN_SECONDS, 0
             if now < spin_until:
                 continue
             self._protocol.return_credits()
             if self._worker.arm():
-                longest = _LOOK_AGAIN_SECONDS if self._protocol.unready else self._silence / 4
-                self._heed(self._driver_poll.poll(min(end - now, longest)))
+                longest, tries = (_LOOK_AGAIN_SECONDS if self._protocol.unready else self._silence / 4), 0
+            else:
+                tries += 1
+                longest = 0.0 if tries < _TRIES else _LOOK_AGAIN_SECONDS
+            self._heed(self._driver_poll.poll(min(end - now, longest)))
 
     def _own(self) -> None:
         """The owner thread."""
         if self._pool.device.type == "cuda":
             torch.cuda.set_device(self._pool.device)
+        longest = self._silence / 4
         try:
             while not self._stopping:
-                longest = _LOOK_AGAIN_SECONDS if self._protocol.unready else self._silence / 4
                 events = self._owner_poll.poll(longest)
                 if self._driving:  # it sees to everything, and was woken by the same
                     self._clear_wakes(events)
+                    longest = self._silence / 4
                     continue
                 with self._turn:
                     self._heed(events)
-                    self._pump()
+                    longest = self._pump()
         except Exception as error:
             self._inbox.fail(TransportError(f"the transport of stage {self.rank} has failed: {error!r}"))
 
-    def _pump(self) -> None:
-        """As long as there is something to do and nobody else wants to do it."""
-        protocol = self._protocol
-        while not self._stopping:
+    def _pump(self) -> float:
+        """As long as there is something to do and nobody else wants to do it. Seconds after which to look again, though
+        nothing wakes the owner."""
+        protocol, tries = self._protocol, 0
+        while not self._stopping and tries < _TRIES:
             did = protocol.step()
             if self._wanted:
-                return
-            if not did and not protocol.pressing and self._worker.arm():
-                self._owner_poll.modify(self._worker.event_fd, select.EPOLLIN | select.EPOLLONESHOT)
-                return
+                break
+            if not did and not protocol.pressing:
+                if self._worker.arm():
+                    self._owner_poll.modify(self._worker.event_fd, select.EPOLLIN | select.EPOLLONESHOT)
+                    break
+                tries += 1
+        if tries == _TRIES:
+            return _LOOK_AGAIN_SECONDS
+        return _LOOK_AGAIN_SECONDS if protocol.unready else self._silence / 4
 
     def _clear_wakes(self, events: Sequence[tuple[int, int]]) -> None:
         for fd, _ in events:
+            if fd in self._watched:
+                self._deaths.append(self._watched[fd])
             if fd in (self._owner_wake, self._driver_wake):
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(fd)
@@ -310,9 +325,9 @@ class UcxTransport:
     def _heed(self, events: Sequence[tuple[int, int]]) -> None:
         """What woke this thread, and what is to be done from time to time."""
         self._clear_wakes(events)
-        for fd, _ in events:
-            rank = self._watched.get(fd)
-            if rank is not None and rank not in self._ended:
+        while self._deaths:
+            rank = self._deaths.popleft()
+            if rank not in self._ended:
                 self._ended.add(rank)
                 while self._protocol.step():  # what it said before: perhaps that it leaves
                     pass

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from ctypes import byref, c_int, c_size_t, c_void_p
 from typing import Any, Final
 
@@ -73,9 +74,15 @@ class Worker:
 
     A request is an integer; 0 stands for one that was complete at once. Memory that is given stays the caller's to
     hold until then.
+
+    All who send to a worker of UCX through shared memory share its queue. A process that is killed after it has taken
+    a place there, and before it has marked it as written, blocks the place, and whatever comes behind it from anybody;
+    one that no longer empties its own queue leaves what waits for that at the sender, whose worker then never rests.
+    So ranks that may be killed while others go on are set *apart*: each has a worker of UCX for itself, which is left
+    alone from when it is lost.
     """
 
-    def __init__(self, ucx: Ucx, options: Mapping[str, str]) -> None:
+    def __init__(self, ucx: Ucx, options: Mapping[str, str], apart: Iterable[int] = ()) -> None:
         self._ucx = ucx
         self._endpoints: dict[int, c_void_p] = {}
         self._closable: set[int] = set()
@@ -86,14 +93,19 @@ class Worker:
         self.failed: deque[tuple[int, str]] = deque()
         """Ranks whose endpoint has failed, and why; to be taken from the front."""
         self._context = self._make_context(options)
-        self._handle = c_void_p()
-        wanted = WorkerParams(field_mask=1, thread_mode=_SERIALIZED)
-        self._call("ucp_worker_create", self._context, byref(wanted), byref(self._handle))
-        descriptor = c_int()
-        self._call("ucp_worker_get_efd", self._handle, byref(descriptor))
-        self.event_fd = descriptor.value
+        self._main = self._make_worker()
+        self._apart = {rank: self._make_worker() for rank in apart}
+        self._live = [self._main, *self._apart.values()]
+        """Workers that are not left alone."""
+        self._probed = self._main
+        self._descriptors = {handle: self._descriptor(handle) for handle in self._live}
+        self._poll = select.epoll() if self._apart else None
+        self.event_fd = self._descriptors[self._main]
         """Readable when there is something to do, once :meth:`arm` has returned True."""
-        self._worker = self._handle.value
+        if self._poll is not None:
+            self.event_fd = self._poll.fileno()
+            for descriptor in self._descriptors.values():
+                self._poll.register(descriptor, select.EPOLLIN)
         self._host = RequestParam(op_attr_mask=_FIELD_MEMORY_TYPE, memory_type=MEMORY_HOST)
         self._cuda = RequestParam(op_attr_mask=_FIELD_MEMORY_TYPE, memory_type=MEMORY_CUDA)
         self._info = TagInfo()
@@ -103,6 +115,17 @@ class Worker:
         self._check_status = ucx.quick.ucp_request_check_status
         self._free = ucx.quick.ucp_request_free
         self._probe = ucx.quick.ucp_tag_probe_nb
+
+    def _make_worker(self) -> int:
+        handle, wanted = c_void_p(), WorkerParams(field_mask=1, thread_mode=_SERIALIZED)
+        self._call("ucp_worker_create", self._context, byref(wanted), byref(handle))
+        assert handle.value is not None
+        return handle.value
+
+    def _descriptor(self, handle: int) -> int:
+        descriptor = c_int()
+        self._call("ucp_worker_get_efd", handle, byref(descriptor))
+        return descriptor.value
 
     def _make_context(self, options: Mapping[str, str]) -> c_void_p:
         config = c_void_p()
@@ -122,14 +145,25 @@ class Worker:
         if status != OK:
             raise TransportError(f"UCX {self._ucx.version}: {name}: {self._ucx.text(status)}")
 
-    def address(self) -> bytes:
-        """What others connect to."""
-        pointer, length = c_void_p(), c_size_t()
-        self._call("ucp_worker_get_address", self._handle, byref(pointer), byref(length))
+    def address(self, rank: int | None = None) -> bytes:
+        """What ``rank`` connects to; None: whoever is not apart."""
+        handle, pointer, length = self._of(rank), c_void_p(), c_size_t()
+        self._call("ucp_worker_get_address", handle, byref(pointer), byref(length))
         try:
             return ctypes.string_at(pointer, length.value)
         finally:
-            self._ucx.slow.ucp_worker_release_address(self._handle, pointer)
+            self._ucx.slow.ucp_worker_release_address(handle, pointer)
+
+    def _of(self, rank: int | None) -> int:
+        return self._main if rank is None else self._apart.get(rank, self._main)
+
+    def leave_alone(self, rank: int) -> None:
+        """Nothing more will come of a rank that is lost; if it was apart, what it has left behind blocks nobody."""
+        handle = self._apart.get(rank)
+        if handle in self._live:
+            self._live.remove(handle)
+            assert self._poll is not None
+            self._poll.unregister(self._descriptors[handle])
 
     def connect(self, rank: int, address: bytes, shared_memory: bool = False) -> None:
         """Make the endpoint of a rank; TransportError: it cannot be reached.
@@ -141,7 +175,7 @@ class Worker:
         mode = _ERROR_MODE_NONE if shared_memory else _ERROR_MODE_PEER
         wanted = EpParams(field_mask=0b111, address=address, err_mode=mode, err_cb=callback)
         endpoint = c_void_p()
-        status = self._ucx.slow.ucp_ep_create(self._handle, byref(wanted), byref(endpoint))
+        status = self._ucx.slow.ucp_ep_create(self._of(rank), byref(wanted), byref(endpoint))
         if status != OK:
             raise TransportError(
                 f"UCX cannot reach stage {rank}: {self._ucx.text(status)}; UCX_TLS and UCX_NET_DEVICES say what it may "
@@ -167,17 +201,21 @@ class Worker:
     def receive(self, rank: int, address: int, size: int, tag: int, cuda: bool = False) -> int:
         """Begin to receive what has exactly this tag, which is a rank's."""
         call = self._ucx.slow.ucp_tag_recv_nbx if size > 65536 else self._ucx.quick.ucp_tag_recv_nbx
-        return self._begun(rank, call(self._worker, address, size, tag, (1 << 64) - 1, self._params[cuda]))
+        return self._begun(rank, call(self._of(rank), address, size, tag, (1 << 64) - 1, self._params[cuda]))
 
     def probe(self, tag: int, mask: int) -> tuple[int, int, int] | None:
         """A message that has come unexpected, taken out of the queue: its handle, tag and size."""
-        handle = self._probe(self._worker, tag, mask, 1, self._info_ref)
-        return (handle, self._info.sender_tag, self._info.length) if handle else None
+        for worker in self._live:
+            handle = self._probe(worker, tag, mask, 1, self._info_ref)
+            if handle:
+                self._probed = worker
+                return handle, self._info.sender_tag, self._info.length
+        return None
 
     def receive_probed(self, rank: int, handle: int, address: Any, size: int) -> int:
-        """Begin to receive what :meth:`probe` returned, which is a rank's."""
+        """Begin to receive what :meth:`probe` returned last, which is a rank's."""
         return self._begun(
-            rank, self._ucx.quick.ucp_tag_msg_recv_nbx(self._worker, address, size, handle, self._params[False])
+            rank, self._ucx.quick.ucp_tag_msg_recv_nbx(self._probed, address, size, handle, self._params[False])
         )
 
     def _begun(self, rank: int, request: int | None) -> int:
@@ -202,14 +240,14 @@ class Worker:
 
     def cancel(self, request: int) -> None:
         """Ask for the end of a request; it is over when :meth:`finished` says so."""
-        self._ucx.slow.ucp_request_cancel(self._worker, request)
+        self._ucx.slow.ucp_request_cancel(self._of(self._open.get(request)), request)
 
     def progress(self, patience: int = 1) -> int:
         """Move things on, until there was nothing to do ``patience`` times, but not for ever; 0: there was nothing."""
         did = idle = 0
-        progress, worker = self._progress, self._worker
+        progress, workers = self._progress, self._live
         while did < _MOST_PROGRESS:
-            if progress(worker):
+            if sum([progress(worker) for worker in workers]):
                 did += 1
                 idle = 0
             else:
@@ -220,12 +258,13 @@ class Worker:
 
     def arm(self) -> bool:
         """The event descriptor will tell of what comes from now on; False: something has come, progress first."""
-        status = self._ucx.quick.ucp_worker_arm(self._worker)
-        if status == OK:
-            return True
-        if status == BUSY:
-            return False
-        raise TransportError(f"UCX: ucp_worker_arm: {self._ucx.text(status)}")
+        for worker in self._live:
+            status = self._ucx.quick.ucp_worker_arm(worker)
+            if status == BUSY:
+                return False
+            if status != OK:
+                raise TransportError(f"UCX: ucp_worker_arm: {self._ucx.text(status)}")
+        return True
 
     def flush(self, rank: int) -> int:
         """Begin to wait until all that was sent to a rank has left."""
@@ -247,7 +286,10 @@ class Worker:
                     self.finished(request)
             if not did and self._closable.isdisjoint(self._open.values()):
                 break
-        self._ucx.slow.ucp_worker_destroy(self._handle)
+        if self._poll is not None:
+            self._poll.close()
+        for worker in self._descriptors:
+            self._ucx.slow.ucp_worker_destroy(worker)
         self._ucx.slow.ucp_cleanup(self._context)
         self._callbacks.clear()
 
