@@ -1,6 +1,6 @@
 """NVIDIA's Multi-Process Service, for processes that share a GPU at the same time.
 
-A process with a share of the multiprocessors has to look at :func:`wrong_products` of its model before it measures:
+A process with a share of the multiprocessors has to look at :mod:`mps_shares` before it measures:
 with some shares cuBLAS leaves parts of a product out, and no error (`docs/fbd-running.md`, before the first step).
 """
 
@@ -9,18 +9,9 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-
-def wrong_products(device: Any, shapes: Iterable[tuple[int, int, int]]) -> list[str]:
-    """Products in bf16 of linear layers that are not right on this process's part of ``device``, forwards or backwards:
-    a line for each. ``shapes``: rows, outputs and inputs."""
-    from trimtab.fbd.execute import products  # torch is not for whoever only starts processes
-
-    return products.wrong_products(device, shapes)
 
 
 @contextmanager

@@ -18,28 +18,18 @@ import torch
 import torch.distributed as dist
 from harness import run_ranks
 from transport_scenarios import CREDITS, PATIENCE, SCENARIOS, Player, play
+from ucx_here import needs_ucx
 
 from trimtab.config import TransportConfig
 from trimtab.transport.errors import PeerLost, WrongMessage
 from trimtab.transport.interface import Label
 from trimtab.transport.local import local_transports
 from trimtab.transport.opening import group_exchange, open_transport
-from trimtab.transport.ucx.library import load_ucx
 
 WORLD = 3
 
 
-def _no_ucx() -> str:
-    try:
-        load_ucx()
-    except (OSError, ValueError) as error:
-        return f"NOT TESTED: {error}"
-    return ""
-
-
-NO_UCX = _no_ucx()
-ucx = pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)
-KINDS = ["torch", pytest.param("ucx", marks=ucx)]
+KINDS = ["torch", pytest.param("ucx", marks=needs_ucx)]
 
 
 def _open(kind: str, rank: int, world: int, **settings: Any) -> Any:
@@ -93,7 +83,7 @@ def test_scenarios_between_threads(last: str) -> None:
 
 
 @pytest.mark.dist
-@ucx
+@needs_ucx
 @pytest.mark.parametrize("allowed", ["self,posix", "self,sysv,cma", "tcp"])
 def test_scenarios_over_other_ways_of_ucx(allowed: str) -> None:
     run_ranks(2, _play, 2, "ucx", "in_flight", env={"UCX_TLS": allowed, "UCX_NET_DEVICES": "lo"})
@@ -153,7 +143,7 @@ def test_a_killed_peer_is_an_error_on_all_others_and_leaves_nothing(
 
 
 @pytest.mark.dist
-@ucx
+@needs_ucx
 def test_a_killed_peer_over_tcp() -> None:
     took = run_ranks(WORLD, _killed, "ucx", "sending", env={"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"})
     assert max(took[0], took[2]) < 10.0
@@ -244,7 +234,7 @@ def _lying(rank: int) -> None:
 
 
 @pytest.mark.dist
-@ucx
+@needs_ucx
 def test_a_message_that_is_longer_than_its_header_says() -> None:
     run_ranks(2, _lying)
 

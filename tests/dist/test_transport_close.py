@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 from harness import run_ranks
 from transport_scenarios import Player
+from ucx_here import needs_ucx
 
 from trimtab.transport.errors import PeerLost, TransportError
 from trimtab.transport.interface import Label, Message
@@ -18,16 +19,7 @@ from trimtab.transport.ucx.library import load_ucx
 from trimtab.transport.ucx.worker import Worker
 
 
-def _no_ucx() -> str:
-    try:
-        load_ucx()
-    except (OSError, ValueError) as error:
-        return f"NOT TESTED: {error}"
-    return ""
-
-
-NO_UCX = _no_ucx()
-pytestmark = pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)
+pytestmark = needs_ucx
 
 _PEERS = 3
 """So many callbacks at the end that UCX's queue of them must grow for more."""

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import run_ranks
+from ucx_here import needs_ucx
 
 from trimtab.transport.interface import Announcement, Departure, Label, Message
 from trimtab.transport.opening import open_transport
@@ -22,16 +23,7 @@ from trimtab.transport.ucx.library import load_ucx
 from trimtab.transport.ucx.worker import Worker
 
 
-def _no_ucx() -> str:
-    try:
-        load_ucx()
-    except (OSError, ValueError) as error:
-        return f"NOT TESTED: {error}"
-    return ""
-
-
-NO_UCX = _no_ucx()
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120), pytest.mark.skipif(bool(NO_UCX), reason=NO_UCX)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120), needs_ucx]
 ROUNDS, WORLD, VICTIM = 6, 3, 2
 SECONDS = 10.0
 """Long before a silence would be noticed."""

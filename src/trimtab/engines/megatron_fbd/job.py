@@ -6,7 +6,6 @@ import json
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-import torch
 import torch.distributed as dist
 
 from trimtab.engines.megatron_fbd.settings import Settings
@@ -16,7 +15,6 @@ from trimtab.engines.megatron_fbd.worlds import World, divide, leave_word, store
 from trimtab.fbd.ranks import Role, VirtualRank
 from trimtab.transport.errors import LEFT, PeerLost
 from trimtab.transport.interface import Transport
-from trimtab.transport.opening import Exchange, open_transport
 
 _OPENING: Final = "opening"
 _LOOK_SECONDS: Final = 0.05
@@ -109,19 +107,14 @@ class FbdJob:
         if problem:
             raise ValueError(f"fbd: {problem}")
         device = next(model.parameters()).device
-        transport = self._seat.transport if self._seat is not None else self._open(exchange, device)
+        transport = (
+            self._seat.transport if self._seat is not None else self._world.open(self.settings, exchange, device)
+        )
         try:
             return Work(self.settings, self._layout, self._rank, model, everything, transport)
         except BaseException:
             transport.close()
             raise
-
-    def _open(self, exchange: Exchange, device: torch.device) -> Transport:
-        settings, world = self.settings.transport, self._world
-        apart = world.placement.forwards if self.settings.when_lost == "continue" else ()
-        return open_transport(
-            settings.kind, world.process, world.size, exchange, settings, device, store=world.store, apart=apart
-        )
 
     def close(self) -> None:
         """Wait until all others have come here, too, and leave. Again: nothing."""

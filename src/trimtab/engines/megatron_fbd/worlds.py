@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from trimtab.engines.megatron_fbd.settings import Settings
 from trimtab.fbd.ranks import Layout, Placement, Role, VirtualRank
-from trimtab.transport.opening import Exchange
+from trimtab.transport.interface import Transport
+from trimtab.transport.opening import Exchange, open_transport
 
 _KEPT: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 
@@ -45,6 +48,15 @@ class World:
     def size(self) -> int:
         """Processes of both roles."""
         return self.placement.world
+
+    def open(self, settings: Settings, exchange: Exchange, device: torch.device | str) -> Transport:
+        """The transport between all processes, for tensors of ``device``. Collective; raises as :func:`open_transport`
+        does."""
+        apart = self.placement.forwards if settings.when_lost == "continue" else ()
+        found = settings.transport
+        return open_transport(
+            found.kind, self.process, self.size, exchange, found, device, store=self.store, apart=apart
+        )
 
     def restore(self) -> None:
         """The environment as it was."""

@@ -20,7 +20,6 @@ from trimtab.fbd.split.random_states import RandomStates
 from trimtab.fbd.threads.routes import Routes
 from trimtab.fbd.threads.together import together as threads_together
 from trimtab.fbd.threads.turns import OwnRandom, Turns
-from trimtab.transport.opening import open_transport
 
 _Result = TypeVar("_Result")
 Main = Callable[[FbdJob, Callable[[], None]], _Result]
@@ -49,15 +48,7 @@ def run(settings: Settings, together: int, main: Main[_Result], device: torch.de
     placement = world.placement
     try:
         exchange = store_exchange(world.store, world.process, placement.world, "routes")
-        transport = open_transport(
-            settings.transport.kind,
-            world.process,
-            placement.world,
-            exchange,
-            settings.transport,
-            device,
-            store=world.store,
-        )
+        transport = world.open(settings, exchange, device)
         hosted = placement.hosted(world.process)
         if world.rank.role is Role.BACKWARD or len(hosted) == 1:
             with Routes(transport, placement) as routes:
